@@ -1,0 +1,65 @@
+"""From a sketch S (d, r) to the update factor U (d, r): S itself, or RowAdam (Appendix B)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Total = Callable[[Tensor], Tensor]
+
+
+def identity(x: Tensor) -> Tensor:
+    """The sum over all ranks when there is one. Others hand in a function that sums a tensor over theirs."""
+    return x
+
+
+def sgd_direction(sketch: Float[Tensor, "d r"]) -> Float[Tensor, "d r"]:
+    """U = S. Raises ``FloatingPointError`` for a sketch that is not finite."""
+    require_finite(sketch)
+    return sketch.clone()
+
+
+def row_adam_direction(
+    sketch: Float[Tensor, "d r"],
+    second_moment: Float[Tensor, " d"],
+    *,
+    step: int,
+    beta2: float = 0.95,
+    epsilon: float = 1e-8,
+    total: Total = identity,
+) -> tuple[Float[Tensor, "d r"], Float[Tensor, " d"]]:
+    """RowAdam: each row scaled by one running second moment, the norm of the whole restored (Appendix B).
+
+        v_i     ← β₂ v_i + (1 − β₂) mean_j S_ij²
+        root_i  = √(v_i / (1 − β₂^t))
+        Ũ_i     = S_i / (root_i + ε mean_i(root))
+        U       = Ũ ‖S‖_F / ‖Ũ‖_F
+
+    No first moment; d numbers of state, which outlive A since E_A[mean_j S_ij²] = ‖g_i‖²/r whatever A is. The rows
+    may be some of the matrix's: ``total`` sums a tensor over all holders of rows. ``step`` is t, from 1. Returns U
+    and the new v; v itself is left as it is, so that a proposal that is not taken costs nothing. S = 0 gives U = 0.
+
+    Raises ``FloatingPointError`` for a sketch that is not finite and ``ValueError`` for a step below 1.
+    """
+    require_finite(sketch)
+    if step < 1:
+        raise ValueError(f"RowAdam counts applied updates from 1, not from {step}")
+    second_moment = beta2 * second_moment + (1 - beta2) * sketch.square().mean(dim=1)
+    root = (second_moment / (1 - beta2**step)).sqrt()
+    root_sum, rows = total(torch.stack([root.sum(), root.new_tensor(len(root))]))
+    damped = root + epsilon * root_sum / rows
+    # A row that never had a gradient has S_i = 0; dividing by one keeps it 0 instead of 0/0.
+    scaled = sketch / torch.where(damped > 0, damped, 1)[:, None]
+    sketch_square, scaled_square = total(torch.stack([sketch.square().sum(), scaled.square().sum()]))
+    ratio = torch.where(scaled_square > 0, sketch_square / scaled_square, 0).sqrt()
+    return scaled * ratio, second_moment
+
+
+def require_finite(sketch: Tensor) -> None:
+    """Raise ``FloatingPointError`` if any number of a sketch is not finite."""
+    bad = int((~torch.isfinite(sketch)).sum())
+    if bad:
+        raise FloatingPointError(f"{bad} of {sketch.numel()} numbers of the sketch are not finite; nothing was changed")

@@ -1,0 +1,137 @@
+"""The proposal D_W = −η U A of all matrices at once, kept as factors, and its merge W ← W + α D_W (§2.1, Eq. 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from logra_ref.direction import Total, identity
+from logra_ref.projection import Projection
+from logra_ref.sketch import SketchedLinear
+
+MERGE_ROWS = 1024  # rows of U A that exist at a time
+
+
+@dataclass(frozen=True)
+class Factor:
+    """U (d, r) = row_scale · levels, a scale a row.
+
+    ``levels`` are the numbers of U with a scale of 1, or small integers (``sync.round_rows``), with which U A is an
+    exact sum.
+    """
+
+    levels: Float[Tensor, "d r"]
+    row_scale: Float[Tensor, " d"]
+
+    @classmethod
+    def of(cls, direction: Float[Tensor, "d r"]) -> Factor:
+        return cls(direction, direction.new_ones(len(direction)))
+
+    def direction(self) -> Float[Tensor, "d r"]:
+        return self.row_scale[:, None] * self.levels
+
+
+def nominal_step(update_norm: float, weight_norm: float, update_ratio: float) -> float:
+    """η such that ‖D‖ = ρ ‖W‖ over all selected matrices: η = ρ ‖W‖ / ‖U A‖; 0 where U A = 0."""
+    return update_ratio * weight_norm / update_norm if update_norm > 0 else 0.0
+
+
+def lifted_square(factor: Factor, projection: Projection) -> Float[Tensor, ""]:
+    """‖U A‖_F² = tr(UᵀU · AAᵀ), exact, in fp64, without forming U A."""
+    direction = factor.direction().double()
+    return ((direction.T @ direction) * projection.gram(direction.device)).sum()
+
+
+def merge_rows_(
+    weight: Float[Tensor, "d k"],
+    levels: Float[Tensor, "d r"],
+    coefficient: Float[Tensor, " d"],
+    projection: Projection,
+) -> None:
+    """W_i ← W_i − c_i (levels_i E), in place, in blocks of rows; E the projection's unscaled entries.
+
+    One product and one difference, as two operations: with integer levels and ±1 entries the sum in ``levels E``
+    is exact, and every holder of W, however it shards W, ends with the same bits. (``addmm`` would fuse them.)
+    """
+    for start in range(0, len(weight), MERGE_ROWS):
+        rows = slice(start, start + MERGE_ROWS)
+        lifted = projection.lift(levels[rows].to(weight.dtype), scaled=False)
+        lifted *= coefficient[rows, None].to(weight.dtype)
+        weight[rows] -= lifted
+
+
+class FactoredUpdate:
+    """The proposal: for each selected matrix U and A, and one η for all.
+
+    ``update`` is the number of the update that the projections were drawn for (1 throughout if they are fixed),
+    ``weight_norm`` the norm of the selected weights, ``update_ratio`` is ρ; ``total`` sums over all ranks where each
+    holds some of the rows.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, SketchedLinear],
+        factors: Mapping[str, Factor],
+        *,
+        update: int,
+        update_ratio: float,
+        total: Total = identity,
+    ) -> None:
+        self.layers, self.factors, self.update = dict(layers), dict(factors), update
+        self.projections = {name: layer.projection for name, layer in self.layers.items()}
+        squares = [lifted_square(factor, self.projections[name]) for name, factor in self.factors.items()]
+        weights = [layer.weight.detach().double().square().sum() for layer in self.layers.values()]
+        lifted, held = total(torch.stack([torch.stack(squares).sum(), torch.stack(weights).sum()])).sqrt().tolist()
+        self.weight_norm = held
+        self.eta = nominal_step(lifted, held, update_ratio)
+        self._lifted_norm = lifted
+
+    def norm(self) -> float:
+        """‖D‖_F = η ‖U A‖_F over all matrices."""
+        return self.eta * self._lifted_norm
+
+    def coefficients(self, alpha: float) -> dict[str, Float[Tensor, " d"]]:
+        """c_i = α η s_i · scale of A, the fp32 (or the weights') number of each row: what is merged and sent."""
+        return {
+            name: factor.row_scale * (alpha * self.eta * self.projections[name].scale)
+            for name, factor in self.factors.items()
+        }
+
+    @torch.no_grad()
+    def apply_(self, alpha: float) -> None:
+        """W ← W + α D_W for every selected matrix; no adapter stays."""
+        if not math.isfinite(alpha):
+            raise FloatingPointError(f"step multiplier α = {alpha} is not finite; nothing was changed")
+        coefficients = self.coefficients(alpha)
+        for name, layer in self.layers.items():
+            merge_rows_(layer.weight, self.factors[name].levels, coefficients[name], self.projections[name])
+
+    @contextmanager
+    def displaced(self, alpha: float) -> Iterator[None]:
+        """Inside, the layers compute with W + α D_W, as factors: no weight is touched, so there is none to restore."""
+        with self._factors(alpha, moving=False):
+            yield
+
+    @contextmanager
+    def tangents(self) -> Iterator[None]:
+        """Inside, under ``forward_ad.dual_level``, the layers add the rate of change along D, −η (x Aᵀ) Uᵀ."""
+        with self._factors(1.0, moving=True):
+            yield
+
+    @contextmanager
+    def _factors(self, alpha: float, *, moving: bool) -> Iterator[None]:
+        for name, layer in self.layers.items():
+            if layer.projection is not self.projections[name]:
+                raise RuntimeError(f"the projection of {name} was redrawn after this update was proposed")
+            layer.factor, layer.moving = -alpha * self.eta * self.factors[name].direction(), moving
+        try:
+            yield
+        finally:
+            for layer in self.layers.values():
+                layer.factor, layer.moving = None, False
