@@ -54,6 +54,8 @@ def row_adam_direction(
     # A row that never had a gradient has S_i = 0; dividing by one keeps it 0 instead of 0/0.
     scaled = sketch / torch.where(damped > 0, damped, 1)[:, None]
     sketch_square, scaled_square = total(torch.stack([sketch.square().sum(), scaled.square().sum()]))
+    if not torch.isfinite(sketch_square):
+        raise FloatingPointError("the squares of the sketch's numbers overflow; nothing was changed")
     ratio = torch.where(scaled_square > 0, sketch_square / scaled_square, 0).sqrt()
     return scaled * ratio, second_moment
 

@@ -44,14 +44,10 @@ def projection_seed(base_seed: int, update: int, name: str) -> int:
 
 def hash_words(seed: int, counters: Int[Tensor, "*words"]) -> Int[Tensor, "*words"]:
     """64 hashed bits for each counter (SplitMix64), as int64 whose overflow wraps around."""
-
-    def shifted(z: Tensor, by: int) -> Tensor:
-        return (z >> by) & ((1 << (WORD - by)) - 1)  # int64's >> repeats the sign bit; the hash wants zeros
-
     z = (counters + 1) * _signed(0x9E3779B97F4A7C15) + seed
-    z = (z ^ shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ shifted(z, 27)) * _signed(0x94D049BB133111EB)
-    return z ^ shifted(z, 31)
+    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    return z ^ _shifted(z, 31)
 
 
 def sign_words(
@@ -153,9 +149,9 @@ class Projection:
         return self.scale * lifted if scaled else lifted
 
     def gram(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Float[Tensor, "r r"]:
-        """A Aᵀ, for exact norms: ‖U A‖² = tr(UᵀU · AAᵀ)."""
-        matrix = self.matrix(device, dtype)
-        return matrix @ matrix.T
+        """A Aᵀ in fp64, of A as it is drawn in ``dtype``, for exact norms: ‖U A‖² = tr(UᵀU · AAᵀ)."""
+        entries = self.entries(device, dtype).double()
+        return self.scale**2 * (entries @ entries.T)
 
     def entries(
         self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, columns: slice = ALL
@@ -217,3 +213,7 @@ def padded_width(width: int) -> int:
 
 def _signed(word: int) -> int:
     return word - (1 << WORD) if word >> (WORD - 1) else word
+
+
+def _shifted(z: Tensor, by: int) -> Tensor:
+    return (z >> by) & ((1 << (WORD - by)) - 1)  # int64's >> repeats the sign bit; the hash wants zeros

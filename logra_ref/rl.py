@@ -128,7 +128,7 @@ def grpo_loss(
         advantages,
         weights=weights,
         mask=mask,
-        denominator=response_tokens.clamp(min=1) * responses,
+        denominator=response_tokens * responses,
         clip=clip,
     )
 

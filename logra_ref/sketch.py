@@ -74,10 +74,8 @@ class _SketchingProduct(torch.autograd.Function):
     def backward(ctx, delta):
         projected, weight = ctx.saved_tensors
         layer, sum_type = ctx.layer, ctx.layer.sketch.dtype
-        rows = delta.flatten(0, -2)
-        layer.sketch.addmm_(
-            rows.to(sum_type).T, projected.flatten(0, -2).to(sum_type), alpha=layer.projection.scale
-        )
+        rows, projected = delta.reshape(-1, delta.shape[-1]), projected.reshape(-1, projected.shape[-1])
+        layer.sketch.addmm_(rows.to(sum_type).T, projected.to(sum_type), alpha=layer.projection.scale)
         layer.contributions += 1
         needs_x, _, needs_bias = ctx.needs_input_grad[:3]
         return (

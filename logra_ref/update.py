@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from logra_ref.direction import Total, identity
@@ -45,12 +45,12 @@ def nominal_step(update_norm: float, weight_norm: float, update_ratio: float) ->
 def lifted_square(factor: Factor, projection: Projection) -> Float[Tensor, ""]:
     """‖U A‖_F² = tr(UᵀU · AAᵀ), exact, in fp64, without forming U A."""
     direction = factor.direction().double()
-    return ((direction.T @ direction) * projection.gram(direction.device)).sum()
+    return ((direction.T @ direction) * projection.gram(factor.levels.device, factor.levels.dtype)).sum()
 
 
 def merge_rows_(
     weight: Float[Tensor, "d k"],
-    levels: Float[Tensor, "d r"],
+    levels: Real[Tensor, "d r"],
     coefficient: Float[Tensor, " d"],
     projection: Projection,
 ) -> None:
@@ -86,7 +86,7 @@ class FactoredUpdate:
         self.layers, self.factors, self.update = dict(layers), dict(factors), update
         self.projections = {name: layer.projection for name, layer in self.layers.items()}
         squares = [lifted_square(factor, self.projections[name]) for name, factor in self.factors.items()]
-        weights = [layer.weight.detach().double().square().sum() for layer in self.layers.values()]
+        weights = [torch.linalg.vector_norm(w.weight.detach(), dtype=torch.float64) ** 2 for w in self.layers.values()]
         lifted, held = total(torch.stack([torch.stack(squares).sum(), torch.stack(weights).sum()])).sqrt().tolist()
         self.weight_norm = held
         self.eta = nominal_step(lifted, held, update_ratio)
@@ -129,6 +129,7 @@ class FactoredUpdate:
         for name, layer in self.layers.items():
             if layer.projection is not self.projections[name]:
                 raise RuntimeError(f"the projection of {name} was redrawn after this update was proposed")
+        for name, layer in self.layers.items():
             layer.factor, layer.moving = -alpha * self.eta * self.factors[name].direction(), moving
         try:
             yield

@@ -1,0 +1,89 @@
+# Each target sets up what it needs: .venv, and the model in models/ or $LOGRA_MODELS. A second call finds both there.
+
+STAMP := .venv/.complete
+USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+LOGRA := .venv/bin/logra
+
+export LOGRA_MODELS ?= models
+# The model is a local folder: nothing waits for a network.
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help env model demo demo-control demo-dense bench-phases test test-full lint format clean FORCE
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+
+env: $(STAMP) ## the environment, .venv; PYTHON=… chooses another interpreter for it
+
+# Paths of this folder stand in the environment, so that of a moved or copied folder is installed anew.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+$(STAMP): FORCE
+endif
+
+# After an interruption half a package may lie there that pip takes for a whole one: start from nothing.
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -e .venv/.unfinished ] || ! .venv/bin/python -c 'import pip; $(USABLE)' 2>/dev/null; then \
+	  for python in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3.14 python3) none; do \
+	    "$$python" -c '$(USABLE)' 2>/dev/null && break; \
+	  done; \
+	  if [ "$$python" = none ]; then \
+	    echo "LoGRA needs Python 3.11 or newer with its venv module; here $(or $(PYTHON),python3) is" \
+	      "$$("$(or $(PYTHON),python3)" --version 2>/dev/null || echo missing)." >&2; \
+	    echo "Install it (Debian, Ubuntu: apt-get install python3 python3-venv; macOS: brew install python@3.13)," >&2; \
+	    echo "or name one: make env PYTHON=/path/to/python3" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "Making .venv with $$("$$python" --version)"; \
+	  rm -rf .venv && mkdir .venv && touch .venv/.unfinished && "$$python" -m venv .venv; \
+	fi
+	@rm -f $(STAMP) && touch .venv/.unfinished
+	@.venv/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@rm .venv/.unfinished && pwd -P > $(STAMP)
+
+model: env ## the pretrained model, SmolLM2-135M-Instruct
+	@[ -f "$$LOGRA_MODELS/smollm2/config.json" ] || $(LOGRA) model smollm2 "$$LOGRA_MODELS/smollm2"
+
+# runs/demo is the newest: an older one takes the first free name of runs/demo-1, runs/demo-2, …
+define keep_older
+	@if [ -e $(1) ]; then \
+	  n=1; while [ -e $(1)-$$n ]; do n=$$((n + 1)); done; \
+	  mv $(1) $(1)-$$n && echo "$(1) was there already; it is kept as $(1)-$$n"; \
+	fi
+endef
+
+demo: model ## RL on the pretrained model, about five minutes on two cores, and its report
+	$(call keep_older,runs/demo)
+	@$(LOGRA) train smollm2-demo
+
+demo-dense: model ## the same by dense Adam
+	$(call keep_older,runs/demo-dense)
+	@$(LOGRA) train smollm2-demo-dense
+
+demo-control: model ## a nominal step that is too large, without step control and with it
+	$(call keep_older,runs/demo-control)
+	$(call keep_older,runs/demo-controlled)
+	@$(LOGRA) train smollm2-demo-control
+	@$(LOGRA) train smollm2-demo-control control.enabled=true run=runs/demo-controlled
+
+bench-phases: model ## seconds and peak memory of the demo's update by phase, LoGRA beside dense Adam
+	@$(LOGRA) bench phases smollm2-demo
+
+test: lint model ## what CI runs: lint and all tests
+	@.venv/bin/python -m pytest
+
+test-full: lint model ## the same, with many more random examples
+	@.venv/bin/python -m pytest --hypothesis-profile=full
+
+lint: env ## ruff: format and rules
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+
+format: env ## put right what ruff can
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+clean: ## remove .venv and caches; runs/ and models/ stay
+	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	@find logra_ref scaled validation tests examples -name __pycache__ -prune -exec rm -rf {} +
+	@echo "Kept: runs/ and models/"

@@ -1,0 +1,122 @@
+"""Seconds and peak memory of an update by phase, LoGRA beside dense Adam, each in a process of its own.
+
+Peak memory is the high-water mark of the process's resident memory, reset at the start of each phase (Linux), so it
+holds weights, code and whatever is alive, not only what the phase allocates.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scaled.config import RunConfig
+from scaled.errors import UserError
+from scaled.methods import DenseMethod, LograMethod
+from scaled.progress import RunProgress
+from scaled.run import Run, open_run
+from scaled.train import take_batch
+
+METHODS = ("logra", "dense")
+SECONDS = ("seconds_rollout", "seconds_train", "seconds_probe", "seconds_update")
+
+
+class PhaseMeter(RunProgress):
+    """Takes the high-water mark of memory whenever a phase begins and ends."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 0)
+        self.peaks: dict[str, int] = {}
+        self._current: str | None = None
+
+    def phase(self, name: str, total: int) -> None:
+        self._close()
+        self._current = name
+
+    def advance(self, count: int) -> None:
+        pass
+
+    def finish_update(self, row: dict[str, Any]) -> None:
+        self._close()
+        self._current = None
+
+    def _close(self) -> None:
+        status = Path("/proc/self/status").read_text()
+        peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+        if self._current:
+            self.peaks[self._current] = max(peak, self.peaks.get(self._current, 0))
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def measure(config: RunConfig, updates: int) -> dict[str, Any]:
+    """Median seconds of each phase over ``updates`` updates after one to warm up, and the peak bytes of each phase."""
+    with open_run(config, resume=False) as run:
+        run.progress = meter = PhaseMeter()
+        take_batch(run)
+        meter.peaks.clear()
+        rows = [take_batch(run) for _ in range(updates)]
+        taken = [row for row in rows if not row["skipped"]]
+        if not taken:
+            raise UserError("every measured batch was skipped for want of a signal; measure more with --updates")
+        seconds = {name: statistics.median(row[name] for row in taken) for name in SECONDS}
+        return {"seconds": seconds, "peak_bytes": meter.peaks, "training_state_bytes": training_state_bytes(run)}
+
+
+def training_state_bytes(run: Run) -> dict[str, int]:
+    """Counted bytes that the method keeps beside weights and activations."""
+    method = run.method
+    if isinstance(method, LograMethod):
+        layers = method.sketches.layers.values()
+        return {
+            "sketches": sum(layer.sketch.numel() * layer.sketch.element_size() for layer in layers),
+            "projections": sum(4 * layer.projection.rank * layer.projection.width for layer in layers),
+            "second moments": sum(4 * layer.out_features for layer in layers),
+        }
+    assert isinstance(method, DenseMethod)
+    count = sum(parameter.numel() for parameter in method.parameters)
+    return {"gradients": 4 * count, "Adam's moments": 8 * count}
+
+
+def compare(config: RunConfig, updates: int) -> dict[str, Any]:
+    """Measure every method in turn, each in a fresh process, on the same batches."""
+    found = {}
+    for method in METHODS:
+        with tempfile.TemporaryDirectory() as folder:
+            settings = config.model_copy(update={"method": method, "run": Path(folder) / "run"})
+            job = [sys.executable, "-m", "scaled.bench.phases", settings.model_dump_json(), str(updates)]
+            done = subprocess.run(job, capture_output=True, text=True)
+            if done.returncode:
+                raise UserError(f"measuring {method} failed: {done.stderr.strip().splitlines()[-1]}")
+            found[method] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """Print the comparison as tables, with the ratio to dense."""
+    names = [name for name in SECONDS if all(name in found[method]["seconds"] for method in METHODS)]
+    table = Table("phase", *METHODS, "LoGRA / dense", title="seconds an update (median)")
+    for name in names:
+        logra, dense = (found[method]["seconds"][name] for method in METHODS)
+        table.add_row(name.removeprefix("seconds_"), f"{logra:.2f}", f"{dense:.2f}", f"{logra / dense:.2f}")
+    console.print(table)
+    table = Table("phase", *METHODS, "LoGRA / dense", title="peak resident memory (MiB)")
+    for name in found["dense"]["peak_bytes"]:
+        logra, dense = (found[method]["peak_bytes"][name] / 2**20 for method in METHODS)
+        table.add_row(name, f"{logra:.0f}", f"{dense:.0f}", f"{logra / dense:.2f}")
+    console.print(table)
+    table = Table("method", "holds", "MiB", title="training state, counted")
+    for method in METHODS:
+        for name, count in found[method]["training_state_bytes"].items():
+            table.add_row(method, name, f"{count / 2**20:.1f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(RunConfig.model_validate_json(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,73 @@
+"""``logra chat``: questions from the keyboard or a pipe, each answered on its own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from scaled.checkpoint import latest_checkpoint
+from scaled.config import ModelConfig, RunConfig
+from scaled.config_file import load_config
+from scaled.errors import UserError
+from scaled.model import load_model
+from scaled.records import Message, Problem
+from scaled.rollout import generate
+from scaled.seeds import derive_seed
+
+MAX_NEW_TOKENS = 256  # for questions that are not of the run's task
+ARITHMETIC = re.compile(r"(?:what is)?\s*(\d+)\s*([+-])\s*(\d+)\s*[=?]*\s*", re.IGNORECASE)
+
+
+def chat(name: str, temperature: float) -> None:
+    """Answer the lines of stdin until an empty one, the end of the input or Ctrl-C.
+
+    ``name`` is a run's folder, of which the last checkpoint is taken, or any model's folder or name.
+    """
+    source, config = find_model(name)
+    model, tokenizer = load_model(source)
+    sys.stdin.reconfigure(errors="replace")
+    terminal = sys.stdin.isatty()
+    if terminal:
+        task = ", such as 7 + 5" if config and config.data.task == "arithmetic" else ""
+        print(f"{source.path}: ask something{task}; an empty line ends it.")
+    number = 0
+    try:
+        while line := input("> " if terminal else "").strip():
+            number += 1
+            messages = ask(line, config)
+            of_task = config is not None and (config.data.task is None or len(messages) > 1)
+            (response,) = generate(
+                model,
+                tokenizer,
+                [Problem(id=f"line {number}", messages=messages, answer="")],
+                max_new_tokens=config.rollout.max_new_tokens if of_task else MAX_NEW_TOKENS,
+                temperature=temperature,
+                seed=derive_seed(0, "chat", number),
+                stop=config.rollout.stop if of_task else (),
+            )
+            begun = messages[-1]["content"] if len(messages) > 1 else ""
+            # What a model writes may hold codes that would move the cursor.
+            text = "".join(c if c.isprintable() or c == "\n" else " " for c in begun + response.text)
+            print(text if not response.truncated else f"{text} …", flush=True)
+    except (EOFError, KeyboardInterrupt):
+        pass
+
+
+def find_model(name: str) -> tuple[ModelConfig, RunConfig | None]:
+    """The model of a run's last checkpoint and the run's configuration, or any other model and None."""
+    run = Path(name)
+    if not (run / "config.yaml").is_file():
+        return ModelConfig(path=name), None
+    config, checkpoint = load_config(run), latest_checkpoint(run)
+    if checkpoint is None:
+        raise UserError(f"run {run} has no checkpoint yet; `logra chat {config.model.path}` asks the model before it")
+    return config.model.model_copy(update={"path": str(checkpoint / "model")}), config
+
+
+def ask(line: str, config: RunConfig | None) -> tuple[Message, ...]:
+    """A question as a chat; a sum in a run on sums as ``tasks.arithmetic`` puts it, with the answer begun."""
+    if config and config.data.task == "arithmetic" and (found := ARITHMETIC.fullmatch(line)):
+        sum_ = "{} {} {}".format(*found.groups())
+        return {"role": "user", "content": f"What is {sum_}?"}, {"role": "assistant", "content": f"{sum_} ="}
+    return ({"role": "user", "content": line},)

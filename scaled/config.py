@@ -1,0 +1,282 @@
+"""The configuration of a run, checked by pydantic. ``config_file`` reads it from YAML and dotted ``key=value``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import regex
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from logra_ref.projection import Kind
+from logra_ref.sketch import DEFAULT_TARGETS
+
+Text = Annotated[str, Field(min_length=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A part of the configuration. Unknown keys are errors; the text under a field explains it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # Lax mode is needed (YAML 1.1 reads 1e-3 as text), but it would also take `rank: true` for 1.
+        items = value if isinstance(value, list | tuple) else [value]
+        if cls.model_fields[info.field_name].annotation is not bool and any(isinstance(item, bool) for item in items):
+            raise ValueError("must not be true or false (yes, no, on and off are the same in YAML)")
+        return value
+
+
+class ModelConfig(Section):
+    """The model and how it computes."""
+
+    path: Text
+    """A folder in Hugging Face format, a name on the hub, or `smollm2` (fetched and converted at first use)."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """The type of the forward and backward products. Weights are stored in fp32 in any case."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in backward instead of keeping them."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """The attention implementation of transformers. Both have the forward mode that the JVP probe needs."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """`cpu`, `cuda`, `cuda:1`, … ; `auto` takes the GPU if there is one."""
+
+
+class DataConfig(Section):
+    """Where problems come from: a task or a file."""
+
+    task: Literal["arithmetic"] | None = None
+    """A task that is generated: `arithmetic` is `x + y` and `x − y` for x, y < 20."""
+    file: Path | None = None
+    """A jsonl file with `messages` and `answer` in each row."""
+    held_out_file: Path | None = None
+    """The jsonl file for evaluation; without one, `held_out` rows are split off `file`."""
+    held_out: Annotated[int, Field(ge=0)] = 256
+    """Problems kept apart for evaluation."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataConfig:
+        if (self.task is None) == (self.file is None):
+            raise ValueError("give one of `task` and `file`, and leave the other out or null")
+        return self
+
+
+class RolloutConfig(Section):
+    """How responses are sampled."""
+
+    prompts: PositiveInt = 128
+    """Problems in a batch."""
+    responses_per_prompt: PositiveInt = 1
+    """Responses to each problem."""
+    max_new_tokens: PositiveInt = 1024
+    """A response is cut after so many tokens."""
+    temperature: Positive = 1.0
+    """The sampling temperature, also that of the policy in loss and KL."""
+    stop: tuple[Text, ...] = ()
+    """Strings that end a response, beside the model's end of turn."""
+    batch: PositiveInt = 64
+    """Responses generated at once."""
+
+
+class RewardConfig(Section):
+    """Kept apart from the `reward` key, which names the function alone."""
+
+    failure_reward: Finite = -0.01
+    """The reward of a wrong response."""
+    answer_pattern: str | None = None
+    """A regular expression that a well-formed answer matches whole; its share is reported beside accuracy."""
+    timeout: Positive = 10.0
+    """Seconds that a reward function of your own may take for one response."""
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            regex.compile(pattern or "")
+        except regex.error as error:
+            raise ValueError(f"must be a regular expression: {error}") from None
+        return pattern
+
+
+class LossConfig(Section):
+    """From rewards to the loss."""
+
+    kind: Literal["ppo", "reinforce", "grpo"] = "ppo"
+    """The loss; with one update a batch all three have the gradient of the policy gradient."""
+    advantage: Literal["running_baseline", "group_relative"] = "running_baseline"
+    """Reward minus a running average over batches, or minus the mean of the responses to the same problem."""
+    baseline_weight: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.1
+    """The weight of the newest batch in the running average."""
+    clip: Positive = 0.2
+    """PPO's and GRPO's ε: ratios beyond 1 ± ε give no gradient in the direction they overshoot."""
+    importance_cap: Positive = 2.0
+    """The largest weight π_trainer/π_engine of a token."""
+
+
+class LograConfig(Section):
+    """Sketch, direction and nominal step."""
+
+    rank: PositiveInt = 256
+    """r, the columns of a sketch."""
+    kind: Kind = "rademacher"
+    """How the projection is drawn."""
+    refresh: Literal["every_update", "fixed"] = "every_update"
+    """Whether each update has a new projection."""
+    direction: Literal["row_adam", "sgd"] = "row_adam"
+    """RowAdam (Appendix B) or the sketch itself."""
+    update_ratio: Positive = 6e-5
+    """ρ, the norm of the proposal over the norm of the selected weights."""
+    beta2: Fraction = 0.95
+    """RowAdam's decay of the second moment."""
+    epsilon: Positive = 1e-8
+    """RowAdam's ε, relative to the mean root."""
+    targets: Annotated[tuple[Text, ...], Field(min_length=1)] = DEFAULT_TARGETS
+    """The ends of the names of the linear layers that are trained."""
+
+
+class ControlConfig(Section):
+    """The step multiplier α and the KL budget it is held to."""
+
+    enabled: bool = True
+    """Whether α follows the predicted KL. Without it α = 1."""
+    alpha_max: Positive = 3.0
+    """The cap of the step multiplier."""
+    budget_max: Positive = 2e-4
+    """δ_max, the KL budget of the first update (nats a token)."""
+    budget_min: NonNegative = 2e-5
+    """δ_min, the KL budget from update `horizon` on."""
+    horizon: PositiveInt = 300
+    """H, the updates over which the budget falls as a cosine."""
+    probe: Literal["jvp", "finite_difference", "exact"] = "jvp"
+    """How the predicted KL is measured."""
+    positions: PositiveInt | None = None
+    """Responses are drawn at random for the probe until they have so many positions (default 256)."""
+    responses_per_rank: PositiveInt | None = None
+    """Instead of `positions`: a number of responses (the paper: 2)."""
+    mismatch: bool = True
+    """Whether the measured engine–trainer mismatch is taken off the budget."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_positions(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("positions") is None and data.get("responses_per_rank") is None:
+            return data | {"positions": 256}
+        return data
+
+    @model_validator(mode="after")
+    def _probe_size(self) -> ControlConfig:
+        if self.positions and self.responses_per_rank:
+            raise ValueError("give either `positions` or `responses_per_rank`, not both")
+        if self.budget_min > self.budget_max:
+            raise ValueError(f"`budget_min` {self.budget_min} is above `budget_max` {self.budget_max}")
+        return self
+
+
+class DenseConfig(Section):
+    """Dense Adam, the paper's baseline."""
+
+    lr: Positive = 1e-6
+    """The learning rate after warm-up."""
+    lr_min: NonNegative = 1e-7
+    """The learning rate from update `horizon` on."""
+    warmup: Annotated[int, Field(ge=0)] = 9
+    """Updates of linear warm-up."""
+    horizon: PositiveInt = 300
+    """Updates over which the learning rate falls as a cosine."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """Adam's decays."""
+    epsilon: Positive = 1e-8
+    """Adam's ε."""
+    parameters: Literal["targets", "all"] = "targets"
+    """Train the same matrices as LoGRA, or every parameter."""
+
+    @model_validator(mode="after")
+    def _falls(self) -> DenseConfig:
+        if self.lr_min > self.lr:
+            raise ValueError(f"`lr_min` {self.lr_min} is above `lr` {self.lr}")
+        return self
+
+
+class EvaluationConfig(Section):
+    """When and how held-out problems are answered."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Evaluate after every so many updates (0: only before the first and after the last)."""
+    samples: PositiveInt = 1
+    """Sampled responses to each held-out problem (pass@1 is their mean, pass@k any of them)."""
+    greedy: bool = True
+    """Also one greedy response to each problem."""
+    temperature: Positive = 1.0
+    """The temperature of the sampled responses."""
+
+
+class CheckpointConfig(Section):
+    """When model and state are saved."""
+
+    every: Annotated[int, Field(ge=0)] = 50
+    """Save after every so many updates (0: only after the last, and when interrupted)."""
+    keep_last: PositiveInt = 2
+    """Checkpoints kept; older ones are removed once a newer one is complete."""
+
+
+class RunConfig(Section):
+    """Everything about a run."""
+
+    run: Path
+    """The folder of the run."""
+    seed: int = 0
+    """Every random choice of the run follows from it."""
+    method: Literal["logra", "dense"] = "logra"
+    """LoGRA, or dense Adam."""
+    updates: PositiveInt
+    """Train until so many updates were applied."""
+    microbatch: PositiveInt = 1
+    """Responses in one forward and backward pass."""
+    threads: PositiveInt | None = None
+    """CPU threads of torch; its default if not given."""
+    reward: str = "exact_match"
+    """`exact_match`, or the import path of a function of your own: `my_package.my_module:score`."""
+    skip_without_signal: bool = True
+    """Skip a batch whose advantages are all equal; η would make a full step of its noise."""
+    on_non_finite: Literal["stop", "skip"] = "stop"
+    """What to do when a loss, a sketch or the predicted KL is not finite; the weights are left untouched."""
+    model: ModelConfig
+    """The model that is trained: a section with `path`."""
+    data: DataConfig
+    """The problems: a section with `task` or `file`."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How responses are sampled."""
+    rewards: RewardConfig = RewardConfig()
+    """How responses are graded."""
+    loss: LossConfig = LossConfig()
+    """Advantages and loss."""
+    logra: LograConfig = LograConfig()
+    """LoGRA's sketch, direction and nominal step."""
+    control: ControlConfig = ControlConfig()
+    """The step multiplier α and its KL budget."""
+    dense: DenseConfig = DenseConfig()
+    """Adam, for `method: dense`."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """How and when held-out problems are answered."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When the model and the run's state are saved."""
+
+    @model_validator(mode="after")
+    def _groups(self) -> RunConfig:
+        if self.loss.advantage == "group_relative" and self.rollout.responses_per_prompt < 2:
+            raise ValueError("`loss.advantage` group_relative needs `rollout.responses_per_prompt` of 2 or more")
+        return self

@@ -1,0 +1,121 @@
+"""Accuracy on held-out problems, with intervals by bootstrap over the problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from scaled.config import RunConfig
+from scaled.errors import UserError
+from scaled.records import Problem, Response, Score
+from scaled.rollout import generate
+from scaled.seeds import derive_seed
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+
+Grade = Callable[[Sequence[Response]], list[Score]]
+Answered = list[tuple[Response, Score]]
+
+
+def bootstrap_interval(
+    numerators: Sequence[float], denominators: Sequence[float], *, seed: int
+) -> tuple[float, float] | None:
+    """The 95 % percentile interval of Σ numerators / Σ denominators, one pair a problem, problems resampled.
+
+    Responses to one problem are not independent, so whole problems are drawn. None where no denominator is above 0;
+    a sample without variation gives its own value twice.
+    """
+    above, below = np.asarray(numerators, float), np.asarray(denominators, float)
+    if below.sum() == 0:
+        return None
+    drawn = np.random.default_rng(seed).multinomial(len(below), np.full(len(below), 1 / len(below)), size=RESAMPLES)
+    above, below = drawn @ above, drawn @ below
+    ratios = above[below > 0] / below[below > 0]
+    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    config: RunConfig,
+    *,
+    update: int,
+    grade: Grade,
+    advance: Callable[[int], None] | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, Answered]]:
+    """Rows of the log, and the responses with their scores, for ``greedy`` (if it is wanted) and ``sampled``.
+
+    The random numbers are the same at every update, so that before and after are compared on the same draws.
+    Raises ``UserError`` if there are no problems.
+    """
+    if not problems:
+        raise UserError("there are no held-out problems; set data.held_out above 0 or give data.held_out_file")
+    settings = config.evaluation
+    rows, answered = [], {}
+    for name, samples, temperature in (("greedy", 1, 0.0), ("sampled", settings.samples, settings.temperature)):
+        if name == "greedy" and not settings.greedy:
+            continue
+        started = perf_counter()
+        responses = generate(
+            model,
+            tokenizer,
+            [problem for problem in problems for _ in range(samples)],
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=temperature,
+            seed=derive_seed(config.seed, "evaluate"),
+            stop=config.rollout.stop,
+            batch=config.rollout.batch,
+            advance=advance,
+        )
+        scores = grade(responses)
+        answered[name] = list(zip(responses, scores, strict=True))
+        summary = summarise(responses, scores, samples, seed=derive_seed(config.seed, "bootstrap"))
+        rows.append({"update": update, "eval": name, **summary, "seconds": perf_counter() - started})
+    return rows, answered
+
+
+def summarise(responses: Sequence[Response], scores: Sequence[Score], samples: int, *, seed: int) -> dict[str, Any]:
+    """The figures of one evaluation, from ``samples`` responses in a row to each problem.
+
+    pass@1 is the mean over responses, pass@k the share of problems with any right one. A response on which the grader
+    failed is counted apart and leaves the means: it is no wrong answer.
+    """
+
+    def by_problem(of: Callable[[Score], float]) -> np.ndarray:
+        return np.array([of(score) for score in scores], float).reshape(-1, samples)
+
+    right = by_problem(lambda score: score.outcome == "right")
+    graded = by_problem(lambda score: score.outcome != "failed")
+    judged = by_problem(lambda score: score.well_formed is not None)
+    formed = by_problem(lambda score: bool(score.well_formed))
+    both = by_problem(lambda score: bool(score.well_formed) and score.outcome == "right")
+    any_right, any_graded = right.max(axis=1), graded.max(axis=1)
+
+    def share(above: np.ndarray, below: np.ndarray) -> float | None:
+        return float(above.sum() / below.sum()) if below.sum() else None
+
+    def interval(above: np.ndarray, below: np.ndarray) -> tuple[float, float] | None:
+        return bootstrap_interval(above.reshape(len(above), -1).sum(1), below.reshape(len(below), -1).sum(1), seed=seed)
+
+    return {
+        "problems": len(right),
+        "samples": samples,
+        "pass_at_1": share(right, graded),
+        "interval": interval(right, graded),
+        "pass_at_k": share(any_right, any_graded),
+        "interval_k": interval(any_right, any_graded),
+        "well_formed": share(formed, judged),
+        "well_formed_interval": interval(formed, judged),
+        "accuracy_of_well_formed": share(both, formed),
+        "accuracy_of_well_formed_interval": interval(both, formed),
+        "truncated": sum(response.truncated for response in responses) / len(responses),
+        "response_tokens": sum(len(response.token_ids) for response in responses) / len(responses),
+        "grader_failed": int((1 - graded).sum()),
+    }

@@ -1,0 +1,48 @@
+"""``logra eval``: accuracy on the held-out problems, of a run's last checkpoint or of a model before training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scaled.checkpoint import latest_checkpoint
+from scaled.config_file import load_config
+from scaled.data import load_data
+from scaled.errors import UserError
+from scaled.evaluate import evaluate
+from scaled.model import load_model
+from scaled.progress import RunProgress
+from scaled.rewards import Grader
+
+
+def evaluate_run(target: Path, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Show and return the rows of an evaluation; nothing is written.
+
+    ``target`` is a run's folder, of which the last checkpoint is taken, or a configuration.
+    """
+    config = load_config(target, overrides)
+    source, update = config.model, 0
+    if target.is_dir():
+        checkpoint = latest_checkpoint(target)
+        if checkpoint is None:
+            raise UserError(
+                f"run {target} has no checkpoint to evaluate; its {target / 'config.yaml'} can be evaluated"
+            )
+        source = source.model_copy(update={"path": str(checkpoint / "model")})
+        update = int(checkpoint.name.removeprefix("update-"))
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    _, held_out = load_data(config.data, config.seed)
+    with Grader(config) as grader, RunProgress(config.updates, update) as progress:
+        model, tokenizer = load_model(source)
+        settings = config.evaluation
+        progress.phase("evaluate", len(held_out) * (settings.samples + settings.greedy))
+        rows, _ = evaluate(
+            model, tokenizer, held_out, config, update=update, grade=grader.grade, advance=progress.advance
+        )
+        for row in rows:
+            progress.finish_evaluation(row)
+    return rows

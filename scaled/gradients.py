@@ -1,0 +1,102 @@
+"""The gradient of a batch's loss, microbatch by microbatch, and the probe on some of its responses."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from logra_ref.rl import grpo_loss, importance_weights, ppo_loss, reinforce_loss, token_log_probs
+from scaled.batching import Batch, microbatches, probe_indices, response_logits
+from scaled.config import LossConfig
+from scaled.errors import NumericalTrouble
+from scaled.probe import Probe
+from scaled.records import Response
+from scaled.run import Run
+from scaled.seeds import derive_seed
+
+
+def accumulate_gradients(run: Run, responses: list[Response], advantages: Tensor) -> dict[str, Any]:
+    """Forward and backward of every microbatch: the sketches (or gradients) of the whole batch's loss."""
+    config, model = run.config, run.model
+    started = perf_counter()
+    run.method.zero_grad()
+    lengths = torch.tensor([len(response.token_ids) for response in responses], device=model.device)
+    blocks = microbatches(responses, range(len(responses)), config.microbatch, run.tokenizer.pad_token_id, model.device)
+    run.progress.phase("backward", len(blocks))
+    largest = 0.0
+    for block in blocks:
+        log_probs = token_log_probs(run_model(run, block), block.targets, config.rollout.temperature)
+        weights = importance_weights(log_probs, block.rollout_log_probs, config.loss.importance_cap)
+        loss = policy_loss(
+            config.loss, log_probs, advantages[block.response], weights, lengths[block.response], lengths
+        )
+        if not torch.isfinite(loss):
+            raise NumericalTrouble(f"the loss of a microbatch is {float(loss)}; the update was refused")
+        loss.backward()
+        largest = max(largest, float(weights.max()))
+        run.advance(1)
+    tokens = sum(len(response.prompt_ids) + len(response.token_ids) for response in responses)
+    return {"importance_max": largest, "tokens": tokens, "seconds_train": perf_counter() - started}
+
+
+def policy_loss(
+    settings: LossConfig, log_probs: Tensor, advantages: Tensor, weights: Tensor, own_length: Tensor, lengths: Tensor
+) -> Tensor:
+    """A microbatch's share of the loss of the global batch, whose responses have ``lengths`` tokens."""
+    mask = torch.ones_like(log_probs, dtype=torch.bool)
+    if settings.kind == "reinforce":
+        return reinforce_loss(log_probs, advantages, weights=weights, mask=mask, denominator=float(lengths.sum()))
+    old = log_probs.detach()  # one update a batch: the policy that is trained is the one that is measured against
+    if settings.kind == "ppo":
+        return ppo_loss(
+            log_probs,
+            old,
+            advantages,
+            weights=weights,
+            mask=mask,
+            denominator=float(lengths.sum()),
+            clip=settings.clip,
+        )
+    return grpo_loss(
+        log_probs,
+        old,
+        advantages,
+        weights=weights,
+        mask=mask,
+        response_tokens=own_length.to(log_probs.dtype),
+        responses=len(lengths),
+        clip=settings.clip,
+    )
+
+
+def build_probe(run: Run, responses: list[Response], batch_number: int) -> Probe:
+    """The probe's responses, drawn at random before anything is sorted."""
+    config, control = run.config, run.config.control
+    chosen = probe_indices(
+        [len(response.token_ids) for response in responses],
+        positions=control.positions,
+        responses=control.responses_per_rank,
+        seed=derive_seed(config.seed, "probe", batch_number),
+    )
+    blocks = microbatches(responses, chosen, config.microbatch, run.tokenizer.pad_token_id, run.model.device)
+    run.progress.phase("probe", len(blocks))
+    return Probe(
+        run.model,
+        blocks,
+        lambda block: run_model(run, block),
+        kind=control.probe,
+        temperature=config.rollout.temperature,
+        advance=run.advance,
+    )
+
+
+def run_model(run: Run, block: Batch) -> Tensor:
+    """Logits at the response positions, in the compute type of the run."""
+    compute = getattr(torch, run.config.model.compute_dtype)
+    autocast = nullcontext() if compute == torch.float32 else torch.autocast(run.model.device.type, dtype=compute)
+    with autocast:
+        return response_logits(run.model, block)

@@ -1,0 +1,104 @@
+"""``logra train --dry-run``: what a configuration would do, and what stands in its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedModel
+
+from logra_ref.sketch import last_part
+from scaled.config import RunConfig
+from scaled.data import load_data
+from scaled.errors import UserError
+from scaled.methods import build_method
+from scaled.model import SMOLLM2, load_skeleton, resolve_device, smollm2_folder
+from scaled.records import Problem
+from scaled.rewards import Grader
+from scaled.run import find_checkpoint
+
+Rows = list[tuple[str, str]]
+
+
+def plan(config: RunConfig, console: Console, *, resume: bool) -> list[str]:
+    """Show what would be done, and return what is missing. No weights are loaded, and nothing is written."""
+    missing: list[str] = []
+    rows: Rows = [("run", f"{config.run}: {config.updates} updates by {config.method}, seed {config.seed}")]
+    with _noting(missing):
+        if resume:
+            rows.append(("", f"goes on from {find_checkpoint(config)}"))
+        elif config.run.exists() and any(config.run.iterdir()):
+            raise UserError(f"run folder {config.run} exists already: go on with --resume, or set run=FOLDER")
+    rows.append(("model", config.model.path))
+    with _noting(missing):
+        rows.append(("", f"on {resolve_device(config.model.device)}, products in {config.model.compute_dtype}"))
+    with _noting(missing):
+        if config.model.path == SMOLLM2 and not smollm2_folder().is_dir():
+            rows.append(("", "not here yet: fetched when training starts (93 MB); its shapes are known then"))
+        else:
+            rows += describe_training(load_skeleton(config.model), config)
+    with _noting(missing):
+        rows += describe_batches(config, *load_data(config.data, config.seed))
+    with _noting(missing), Grader(config):
+        rows.append(("reward", config.reward))
+
+    rows += [("missing", text) for text in missing or ["nothing"]]
+    table = Table.grid("", "", padding=(0, 2))
+    for name, text in rows:
+        table.add_row(name, Text(text, style="red" if missing and name == "missing" else ""))
+    console.print(table)
+    return missing
+
+
+def describe_training(model: PreTrainedModel, config: RunConfig) -> Rows:
+    """What is trained, and what each method keeps for it between updates. The model may have no weights."""
+    build_method(model, config)  # refuses what cannot be trained
+    targets = config.logra.targets
+    weights = [layer.weight for name, layer in model.named_modules() if last_part(name) in targets]
+    total, selected = (sum(tensor.numel() for tensor in tensors) for tensors in (model.parameters(), weights))
+    rank = config.logra.rank
+    sketches, projections = (4 * rank * sum(weight.shape[side] for weight in weights) for side in (0, 1))
+    moments = 4 * sum(len(weight) for weight in weights) if config.logra.direction == "row_adam" else 0
+    dense = total if config.dense.parameters == "all" else selected
+    trained = dense if config.method == "dense" else selected
+    return [
+        ("", f"{type(model).__name__}, {total:,} parameters, {_size(4 * total)} of weights in fp32"),
+        ("trained", f"{trained:,} parameters ({trained / total:.1%}); {len(weights)} matrices are selected"),
+        (
+            "memory",
+            f"logra, rank {rank}: sketches {_size(sketches)}, projections {_size(projections)}, row moments "
+            f"{_size(moments)}: {_size(sketches + projections + moments)} in all",
+        ),
+        ("", f"dense Adam: gradients {_size(4 * dense)}, moments {_size(8 * dense)}: {_size(12 * dense)} in all"),
+    ]
+
+
+def describe_batches(config: RunConfig, problems: list[Problem], held_out: list[Problem]) -> Rows:
+    """The data, and how far the run goes through it."""
+    rollout = config.rollout
+    responses = rollout.prompts * rollout.responses_per_prompt
+    epochs = config.updates * rollout.prompts / len(problems)
+    return [
+        ("data", f"{config.data.task or config.data.file}: {len(problems)} problems, {len(held_out)} held out"),
+        (
+            "batch",
+            f"{rollout.prompts} problems × {rollout.responses_per_prompt} = {responses} responses of at most "
+            f"{rollout.max_new_tokens} tokens, {min(config.microbatch, responses)} in a microbatch",
+        ),
+        ("", f"{config.updates} updates take {config.updates * responses} responses, {epochs:.1f} epochs"),
+    ]
+
+
+@contextmanager
+def _noting(missing: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        missing.append(str(error))
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

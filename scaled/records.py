@@ -1,0 +1,59 @@
+"""What travels along the data's path: a problem, the response to it, and its score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One row of data.
+
+    ``messages`` is a chat as transformers takes it (``role`` and ``content``). If the last message is the
+    assistant's, it is the beginning of the answer, and the model continues it.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    answer: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Response:
+    """One sampled response.
+
+    ``token_ids`` are the sampled tokens, the stopping one included; ``log_probs`` their log-probabilities at the
+    sampling temperature (natural logarithm, one a token; at temperature 0, greedy, those at temperature 1);
+    ``text`` is the decoded response without the stop token or the stop string; ``stop_reason`` is ``stop`` for the
+    end of the turn or a stop string, ``length`` for a response cut by the limit of tokens.
+    """
+
+    problem: Problem
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    text: str
+    stop_reason: Literal["stop", "length"]
+
+    @property
+    def truncated(self) -> bool:
+        return self.stop_reason == "length"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A grader's verdict.
+
+    ``reward`` is what RL is given; ``outcome`` says why. A grader that failed (raised, ran out of time, returned
+    no number) gives ``failed`` and a reward of None: such a response is shown and left out, never trained on as
+    wrong.
+    """
+
+    reward: float | None
+    outcome: Literal["right", "wrong", "failed"]
+    well_formed: bool | None = field(default=None)
+    reason: str = ""

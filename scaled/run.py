@@ -1,0 +1,139 @@
+"""A run: what stays from its first batch to its last, how it is opened, and how it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from logra_ref.rl import RunningBaseline
+from scaled.checkpoint import latest_checkpoint, load_state, save_checkpoint, save_text
+from scaled.config import RunConfig
+from scaled.config_file import dump_config, load_config
+from scaled.data import ProblemStream, load_data
+from scaled.errors import UserError
+from scaled.interrupt import StopRequest
+from scaled.methods import Method, build_method
+from scaled.metrics import JsonLines
+from scaled.model import load_model
+from scaled.progress import RunProgress
+from scaled.records import Problem
+from scaled.rewards import Grader
+
+MAY_CHANGE = ("updates", "evaluation", "checkpoint")  # on resume; everything else would make another run of it
+
+
+@dataclass
+class Run:
+    """What stays for the whole run. ``update`` and ``batch`` count what was applied and what was taken."""
+
+    config: RunConfig
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    method: Method
+    stream: ProblemStream
+    held_out: list[Problem]
+    grader: Grader
+    metrics: JsonLines
+    samples: JsonLines
+    progress: RunProgress
+    stop: StopRequest
+    baseline: RunningBaseline
+    update: int = 0
+    batch: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "update": self.update,
+            "batch": self.batch,
+            "baseline": self.baseline.value,
+            "method": self.method.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.update, self.batch = state["update"], state["batch"]
+        self.baseline.value = state["baseline"]
+        self.method.load_state_dict(state["method"])
+
+    def advance(self, count: int) -> None:
+        self.progress.advance(count)
+        self.stop.check()
+
+
+@contextmanager
+def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
+    """Check everything that can be checked, then load data, reward, model and, to resume, the last checkpoint.
+
+    Raises ``UserError`` before the run's folder is touched.
+    """
+    checkpoint = find_checkpoint(config) if resume else None
+    if not resume and config.run.exists() and any(config.run.iterdir()):
+        raise UserError(
+            f"run folder {config.run} exists already: go on with --resume, or choose another with run=FOLDER"
+        )
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    problems, held_out = load_data(config.data, config.seed)
+    with Grader(config) as grader:
+        source = config.model
+        if checkpoint:
+            source = source.model_copy(update={"path": str(checkpoint / "model")})
+        model, tokenizer = load_model(source)
+        method = build_method(model, config)
+        if config.model.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+        config.run.mkdir(parents=True, exist_ok=True)
+        metrics, samples = JsonLines(config.run / "metrics.jsonl"), JsonLines(config.run / "samples.jsonl")
+        run = Run(
+            config=config,
+            model=model,
+            tokenizer=tokenizer,
+            method=method,
+            stream=ProblemStream(problems, config.seed),
+            held_out=held_out,
+            grader=grader,
+            metrics=metrics,
+            samples=samples,
+            progress=RunProgress(config.updates, 0),
+            stop=StopRequest(),
+            baseline=RunningBaseline(weight=config.loss.baseline_weight),
+        )
+        if checkpoint:
+            run.load_state_dict(load_state(checkpoint))
+            metrics.rewind(run.batch)
+            samples.rewind(run.batch)
+        save_text(config.run / "config.yaml", dump_config(config))
+        with run.stop.listening(), run.progress:
+            yield run
+
+
+def find_checkpoint(config: RunConfig) -> Any:
+    """The checkpoint to resume from. Raises ``UserError`` if there is none, or if the run was made otherwise."""
+    checkpoint = latest_checkpoint(config.run)
+    if checkpoint is None:
+        raise UserError(f"run folder {config.run} has no checkpoint to resume from; start without --resume")
+    before = load_config(config.run / "config.yaml", [])
+    for key in RunConfig.model_fields:
+        if key not in (*MAY_CHANGE, "run") and getattr(before, key) != getattr(config, key):
+            raise UserError(
+                f"{config.run} was made with {key} = {getattr(before, key)!r}, and now it is {getattr(config, key)!r}: "
+                f"resume with the same (only {', '.join(MAY_CHANGE)} may change), or start another run"
+            )
+    return checkpoint
+
+
+def save(run: Run) -> None:
+    run.progress.note(f"saving update {run.update}")
+    save_checkpoint(
+        run.config.run,
+        run.update,
+        model=run.model,
+        tokenizer=run.tokenizer,
+        state=run.state_dict(),
+        keep_last=run.config.checkpoint.keep_last,
+    )

@@ -1,0 +1,202 @@
+"""The training loop: prompts → rollout → reward → advantage → sketch → direction → α → weight."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from logra_ref.rl import RunningBaseline, group_relative_advantages, without_signal
+from scaled.config import RunConfig
+from scaled.errors import NumericalTrouble, UserError
+from scaled.evaluate import evaluate
+from scaled.gradients import accumulate_gradients, build_probe
+from scaled.interrupt import Interrupted
+from scaled.metrics import JsonLines, peak_bytes
+from scaled.records import Response, Score
+from scaled.report import write_report
+from scaled.rollout import generate
+from scaled.run import Run, open_run, save
+from scaled.samples import sample_rows
+from scaled.seeds import derive_seed
+
+MOST_SKIPPED = 20  # batches in a row
+SAMPLES_OF_BATCH, SAMPLES_OF_EVALUATION = 4, 16  # responses kept in samples.jsonl
+
+
+def train(config: RunConfig, *, resume: bool = False) -> Path:
+    """Train until ``config.updates`` updates were applied, and return the path of the report.
+
+    Raises ``UserError`` for what the caller has to mend and ``NumericalTrouble`` for a batch that would have spoilt
+    the weights; either leaves weights and checkpoints as they were.
+    """
+    with open_run(config, resume=resume) as run:
+        skipped = 0
+        try:
+            while True:
+                if evaluation_due(run):
+                    evaluate_held_out(run)
+                if run.update >= config.updates:
+                    break
+                row = take_batch(run)
+                skipped = skipped + 1 if row["skipped"] else 0
+                if skipped == MOST_SKIPPED:
+                    raise UserError(
+                        f"{skipped} batches in a row gave nothing to learn from, the last because: {row['skipped']} "
+                        f"See {run.samples.path} for what the model answers; an easier task, a started answer or "
+                        "more responses to each prompt give it something to succeed at."
+                    )
+                every = config.checkpoint.every
+                if not row["skipped"] and (run.update == config.updates or (every and run.update % every == 0)):
+                    save(run)
+        except (Interrupted, KeyboardInterrupt):
+            save(run)
+            run.progress.note(f"stopped after update {run.update}; go on with: logra train {config.run} --resume")
+            raise
+    return write_report(config.run)
+
+
+def take_batch(run: Run) -> dict[str, Any]:
+    """One update from prompts to weights, and its row of the log. A batch without signal changes the baseline only."""
+    config, model, progress = run.config, run.model, run.progress
+    temperature = config.rollout.temperature
+    batch_number, update = run.batch + 1, run.update + 1
+
+    # prompts → rollout
+    started = perf_counter()
+    problems = run.stream.take(run.batch * config.rollout.prompts, config.rollout.prompts)
+    asked = [problem for problem in problems for _ in range(config.rollout.responses_per_prompt)]
+    progress.phase("rollout", len(asked))
+    responses = generate(
+        model,
+        run.tokenizer,
+        asked,
+        max_new_tokens=config.rollout.max_new_tokens,
+        temperature=temperature,
+        seed=derive_seed(config.seed, "rollout", batch_number),
+        stop=config.rollout.stop,
+        batch=config.rollout.batch,
+        advance=run.advance,
+    )
+
+    # → reward → advantage
+    scores = run.grader.grade(responses)
+    graded = [i for i, score in enumerate(scores) if score.reward is not None]
+    rewards = torch.tensor([scores[i].reward for i in graded], dtype=torch.float64)
+    baseline = RunningBaseline(run.baseline.value, config.loss.baseline_weight)
+    if config.loss.advantage == "running_baseline":
+        advantages = baseline.advantages(rewards)
+    else:
+        advantages = group_relative_advantages(
+            rewards, torch.tensor([i // config.rollout.responses_per_prompt for i in graded])
+        )
+    seconds_rollout = perf_counter() - started
+    row = batch_row(run, update, batch_number, responses, scores, advantages, seconds_rollout)
+
+    step = None
+    if config.skip_without_signal and without_signal(advantages):
+        row["skipped"] = f"every advantage of the batch is {float(advantages[0]):.4g}: no signal."
+    else:
+        try:
+            # → sketch → direction → α → weight
+            trained = [responses[i] for i in graded]
+            row |= accumulate_gradients(run, trained, advantages.to(model.device, torch.float32))
+            probe = build_probe(run, trained, batch_number)
+            step = run.method.step(update, probe, None, run.stop.check)
+        except (FloatingPointError, NumericalTrouble) as error:
+            run.method.zero_grad()
+            refuse(run, batch_number, responses, scores, str(error))
+            row["skipped"] = f"{error}."
+            baseline = run.baseline
+    if step is not None:
+        run.update = update
+        row |= asdict(step)
+    run.batch, run.baseline = batch_number, baseline
+    row |= {"baseline": baseline.value, "seconds": perf_counter() - started, "peak_bytes": peak_bytes(model.device)}
+    run.metrics.append(row)
+    for sample in sample_rows(responses[:SAMPLES_OF_BATCH], scores[:SAMPLES_OF_BATCH], batch_number, update, "train"):
+        run.samples.append(sample)
+    progress.finish_update(row)
+    return row
+
+
+def batch_row(
+    run: Run,
+    update: int,
+    batch_number: int,
+    responses: list[Response],
+    scores: list[Score],
+    advantages: Tensor,
+    seconds_rollout: float,
+) -> dict[str, Any]:
+    """The part of a row that is known once a batch is graded."""
+    rewards = [score.reward for score in scores if score.reward is not None]
+    formed = [score.well_formed for score in scores if score.well_formed is not None]
+    count = len(responses)
+    return {
+        "update": update,
+        "batch": batch_number,
+        "method": run.config.method,
+        "skipped": None,
+        "reward": sum(rewards) / len(rewards),
+        "right": sum(score.outcome == "right" for score in scores) / count,
+        "well_formed": sum(formed) / len(formed) if formed else None,
+        "grader_failed": count - len(rewards),
+        "advantage_std": float(advantages.std(correction=0)),
+        "response_tokens": sum(len(response.token_ids) for response in responses) / count,
+        "truncated": sum(response.truncated for response in responses) / count,
+        "mismatch_kl": None,
+        "seconds_rollout": seconds_rollout,
+        "seconds_sync": None,
+        "sync_bytes": None,
+    }
+
+
+def refuse(run: Run, batch_number: int, responses: list[Response], scores: list[Score], reason: str) -> None:
+    """Keep a batch that would have spoilt the weights, and stop unless the configuration says to go on."""
+    path = run.config.run / f"refused-batch-{batch_number:06d}.jsonl"
+    path.unlink(missing_ok=True)
+    kept = JsonLines(path)
+    for sample in sample_rows(responses, scores, batch_number, run.update + 1, "train"):
+        kept.append(sample)
+    if run.config.on_non_finite == "stop":
+        save(run)
+        raise NumericalTrouble(
+            f"update {run.update + 1} was refused: {reason}. The weights are those of update {run.update}, and the "
+            f"batch is in {path}. Look there for extreme rewards or tokens; `on_non_finite=skip` passes such batches "
+            "by, a smaller `rollout.temperature` range or fp32 compute often mends the cause."
+        )
+
+
+def evaluation_due(run: Run) -> bool:
+    every = run.config.evaluation.every
+    wanted = run.update in (0, run.config.updates) or (every and run.update % every == 0)
+    if not (run.held_out and wanted):
+        return False
+    return not any("eval" in row and row["update"] == run.update for row in run.metrics.rows())
+
+
+def evaluate_held_out(run: Run) -> None:
+    """Evaluate on the problems kept apart; the rows stand in the log beside those of the updates."""
+    settings = run.config.evaluation
+    run.progress.phase("evaluate", len(run.held_out) * (settings.samples + settings.greedy))
+    rows, answered = evaluate(
+        run.model,
+        run.tokenizer,
+        run.held_out,
+        run.config,
+        update=run.update,
+        grade=run.grader.grade,
+        advance=run.advance,
+    )
+    for row in rows:
+        run.metrics.append(row | {"batch": run.batch})
+        run.progress.finish_evaluation(row)
+    for name, pairs in answered.items():
+        responses, scores = zip(*pairs[:SAMPLES_OF_EVALUATION], strict=True)
+        for sample in sample_rows(responses, scores, run.batch, run.update, f"eval-{name}"):
+            run.samples.append(sample)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from scaled.chat import ask
+from scaled.cli import main
+from scaled.config_file import load_config
+from scaled.metrics import JsonLines
+from scaled.tasks import arithmetic
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def logra(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """``main`` as the shell calls it: exit code, stdout and stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["logra", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code or 0, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def recipe(tiny_model: Path, tmp_path: Path) -> Iterator[Path]:
+    """A run of two updates by a model that is never right, and so takes steps without a signal."""
+    threads = torch.get_num_threads()
+    path = tmp_path / "tiny.yaml"
+    settings = {
+        "run": str(tmp_path / "run"),
+        "updates": 2,
+        "microbatch": 4,
+        "threads": 1,
+        "skip_without_signal": False,
+        "model": {"path": str(tiny_model), "gradient_checkpointing": False},
+        "data": {"task": "arithmetic", "held_out": 6},
+        "rollout": {"prompts": 4, "max_new_tokens": 4, "stop": ["\n"]},
+        "rewards": {"answer_pattern": r"-?\d+"},
+        "logra": {"rank": 2},
+        "control": {"positions": 8},
+    }
+    path.write_text(yaml.safe_dump(settings))
+    yield path
+    torch.set_num_threads(threads)
+
+
+def test_help_is_instant_for_it_imports_no_torch():
+    code = (
+        "import sys, scaled.cli; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'pydantic')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["train", "model", "report", "eval", "chat", "bench phases"])
+def test_every_command_has_an_explanation_and_an_example(logra, command):
+    code, out, _ = logra(*command.split(), "--help")
+    assert code == 0
+    assert f"Example: logra {command} " in out
+
+
+def test_train_then_eval_report_and_chat_on_its_run(logra, recipe, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    code, out, err = logra("train", recipe)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"report: {run / 'report.html'}"
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["update-000002"]
+
+    code, out, err = logra("eval", run, "evaluation.samples=2")
+    assert (code, err) == (0, "")
+    assert [line.split("  ")[1].split()[0] for line in out.splitlines()] == ["greedy", "sampled"]
+    assert out.count("held out after update 2/2") == 2
+
+    (run / "report.html").unlink()
+    assert logra("report", run)[:2] == (0, f"report: {run / 'report.html'}\n")
+    assert (run / "report.html").is_file()
+
+    with (tmp_path / "lines").open("w+") as lines:
+        lines.write("7 + 5\nwhat is 19-4?\n\nnever asked\n")
+        lines.seek(0)
+        monkeypatch.setattr(sys, "stdin", lines)
+        code, out, err = logra("chat", run)
+    assert (code, err) == (0, "")
+    assert out.startswith("7 + 5 =")
+    assert "\n19 - 4 =" in out
+    assert "never" not in out
+
+
+def test_eval_of_a_recipe_takes_the_model_before_training(logra, recipe, tmp_path):
+    code, out, _ = logra("eval", recipe, "evaluation.greedy=false")
+    assert code == 0
+    assert out.startswith("held out after update 0/2  sampled ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_interrupt_saves_and_a_resumed_run_ends_as_if_there_had_been_none(logra, recipe, tmp_path):
+    run = tmp_path / "run"
+
+    def interrupt_after_the_first_update() -> None:
+        while not (run / "metrics.jsonl").exists() or '"reward"' not in (run / "metrics.jsonl").read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt_after_the_first_update)
+    helper.start()
+    code, out, err = logra("train", recipe, "updates=300")
+    helper.join()
+    assert (code, err) == (130, "")
+    assert f"logra train {run} --resume" in out
+    done = int(next((run / "checkpoints").iterdir()).name.removeprefix("update-"))
+    assert 0 < done < 300
+
+    code, _, err = logra("train", run, f"updates={done + 1}", "--resume")
+    assert (code, err) == (0, "")
+    whole = tmp_path / "whole"
+    assert logra("train", recipe, f"updates={done + 1}", f"run={whole}")[0] == 0
+    rows, expected = (
+        [row for row in JsonLines(folder / "metrics.jsonl").rows() if "reward" in row] for folder in (run, whole)
+    )
+    noise = ("peak_bytes",)
+    for row in [*rows, *expected]:
+        for key in [key for key in row if key in noise or key.startswith("seconds")]:
+            del row[key]
+    assert rows == expected
+
+
+def test_dry_run_shows_the_counts_and_writes_nothing(logra, recipe, tmp_path):
+    code, out, err = logra("train", recipe, "--dry-run")
+    assert (code, err) == (0, "")
+    words = " ".join(out.split())
+    # By hand: 258 · 16 tied, a layer of 16·16·2 + 16·8·2 + 3·16·24 weights and two norms of 16, a last norm.
+    assert "LlamaForCausalLM, 8,048 parameters" in words
+    assert "trained 3,840 parameters (47.7%); 14 matrices are selected" in words
+    assert "data arithmetic: 604 problems, 6 held out" in words
+    assert "2 updates take 8 responses, 0.0 epochs" in words
+    assert words.endswith("missing nothing")
+    assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_counts_the_memory_of_both_methods(logra, smollm2_path):
+    code, out, _ = logra("train", "smollm2-demo", f"model.path={smollm2_path}", "run=nowhere", "--dry-run")
+    assert code == 0
+    words = " ".join(out.split())
+    # 30 layers; outputs 576·2 + 192·2 + 1536·2 + 576, inputs 576·6 + 1536, at rank 64 and 4 bytes.
+    sketches, projections = 30 * 5184 * 64 * 4 / 2**20, 30 * 4992 * 64 * 4 / 2**20
+    assert f"sketches {sketches:.1f} MiB, projections {projections:.1f} MiB" in words
+    weights = 30 * (576 * 576 * 2 + 576 * 192 * 2 + 3 * 576 * 1536)
+    assert f"gradients {4 * weights / 2**20:.1f} MiB, moments {8 * weights / 2**20:.1f} MiB" in words
+
+
+def test_dry_run_lists_all_that_is_missing(logra, recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    code, out, err = logra(
+        "train", recipe, "--dry-run", "data.held_out=610", "reward=nowhere:score", "logra.targets=[c_attn]"
+    )
+    assert (code, err) == (2, "")
+    words = " ".join(out.split())
+    for part in ("exists already", "no layer is named c_attn", "data.held_out=610", "reward='nowhere:score'"):
+        assert f"missing {part}" in words or part in words.partition("missing")[2]
+
+
+def test_dry_run_says_that_smollm2_is_fetched_later(logra, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOGRA_MODELS", str(tmp_path))
+    code, out, _ = logra("train", "smollm2-demo", f"run={tmp_path / 'run'}", "--dry-run")
+    assert code == 0
+    assert "not here yet" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_error_of_the_user_is_red_text_and_not_a_traceback(logra, recipe):
+    code, out, err = logra("train", recipe, "rank=[8]")
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        f"error: {recipe} has a problem:\n  rank (command line): no such key; did you mean logra.rank?"
+    )
+    assert "Traceback" not in err
+
+
+def test_unfinished_run_has_nothing_to_evaluate_or_to_talk_to(logra, recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(recipe.read_text())
+    for command in ("eval", "chat"):
+        code, _, err = logra(command, tmp_path / "run")
+        assert code == 2
+        assert "has no checkpoint" in err
+
+
+def test_chat_asks_sums_as_training_does(recipe):
+    config = load_config(recipe)
+    for problem in arithmetic():
+        question = problem.messages[0]["content"]
+        short = question.removeprefix("What is ").rstrip("?")
+        for line in (question, question.lower(), short, short.replace(" ", ""), f"{short} ="):
+            assert ask(line, config) == problem.messages
+    assert ask("How are you?", config) == ({"role": "user", "content": "How are you?"},)
+    assert ask("7 + 5", None) == ({"role": "user", "content": "7 + 5"},)
