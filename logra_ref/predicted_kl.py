@@ -30,16 +30,12 @@ Block = TypeVar("Block")
 LogitsOf = Callable[[Block], Tensor]
 
 
-def predicted_kl(
-    logits: Float[Tensor, "p v"], rates: Float[Tensor, "p v"], temperature: float
-) -> Float[Tensor, " p"]:
+def predicted_kl(logits: Float[Tensor, "p v"], rates: Float[Tensor, "p v"], temperature: float) -> Float[Tensor, " p"]:
     """Var_{v∼p}[ż_v] / (2 T²) at each position (Eq. 6), in fp64: the coefficient of α² in the KL, in nats."""
     return _centred(logits, rates, temperature, 1.0)[1] / (2 * temperature**2)
 
 
-def exact_kl(
-    logits: Float[Tensor, "p v"], new_logits: Float[Tensor, "p v"], temperature: float
-) -> Float[Tensor, " p"]:
+def exact_kl(logits: Float[Tensor, "p v"], new_logits: Float[Tensor, "p v"], temperature: float) -> Float[Tensor, " p"]:
     """KL(softmax(z/T) ‖ softmax(z'/T)) at each position, in nats, fp64.
 
     With c = (z' − z)/T less its mean under p, the KL is log E_p[e^c] = log(1 + E_p[e^c − 1 − c]): a sum of terms
@@ -55,9 +51,7 @@ def exact_kl(
     return torch.where(shift.amax(-1) < 500, moderate, large)
 
 
-def _centred(
-    logits: Tensor, change: Tensor, temperature: float, factor: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _centred(logits: Tensor, change: Tensor, temperature: float, factor: float) -> tuple[Tensor, Tensor, Tensor]:
     """``factor`` · change less its mean under p, its variance under p, and log p with p = softmax(z/T); all fp64."""
     log_p = torch.log_softmax(logits.double() / temperature, dim=-1)
     # A masked token (z = −∞) has no part, whatever its change; a NaN anywhere else must stay visible. The test is on

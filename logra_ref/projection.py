@@ -184,8 +184,7 @@ class Projection:
             q, triangle = torch.linalg.qr(self._normal(range(self.width), device).T)
             # Without the signs of R's diagonal the rows would not be uniform over all orthonormal ones.
             return (q * triangle.diagonal().sign()).T[:, start:stop].to(dtype).contiguous()
-        signs, rows = self._hadamard(device, dtype)
-        return (walsh_hadamard(torch.eye(padded_width(self.width), dtype=dtype, device=device)[rows])[:, : self.width] * signs)[:, columns]
+        return self.lift(torch.eye(self.rank, dtype=dtype, device=device), columns, scaled=False)
 
     def _normal(self, columns: range, device: torch.device) -> Tensor:
         """N(0, 1) in fp64 by Box–Muller: the word of each entry gives two uniforms of 32 bits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from scaled.records import Response
 
@@ -18,7 +19,8 @@ from scaled.records import Response
 class Batch:
     """Some responses of a global batch behind their prompts, padded on the right.
 
-    There is no attention mask: a causal model does not look at what stands to the right, so pads change nothing.
+    There is no attention mask: a causal model does not look at what stands to the right, so pads change nothing. The
+    last token of a response is left out, as nothing is predicted from it.
     """
 
     input_ids: Tensor
@@ -31,12 +33,14 @@ class Batch:
     """(p,) float32: their log-probabilities when they were sampled."""
     response: Tensor
     """(p,) int64: the index of each token's response in the global batch."""
+    shared: int
+    """How many tokens all prompts begin with, at most all but the last of the shortest."""
 
 
 def collate(responses: Sequence[Response], indices: Sequence[int], pad_id: int, device: torch.device) -> Batch:
     """The chosen responses as one batch."""
     chosen = [responses[index] for index in indices]
-    ids = [torch.tensor(response.prompt_ids + response.token_ids) for response in chosen]
+    ids = [torch.tensor(response.prompt_ids + response.token_ids[:-1]) for response in chosen]
     input_ids = pad_sequence(ids, batch_first=True, padding_value=pad_id)
     column = torch.arange(input_ids.shape[1])
     first = torch.tensor([len(response.prompt_ids) - 1 for response in chosen])[:, None]
@@ -45,8 +49,11 @@ def collate(responses: Sequence[Response], indices: Sequence[int], pad_id: int, 
         input_ids=input_ids.to(device),
         predicts=((column >= first) & (column < first + lengths[:, None])).to(device),
         targets=torch.tensor([token for response in chosen for token in response.token_ids], device=device),
-        rollout_log_probs=torch.tensor([p for response in chosen for p in response.log_probs], device=device),
+        rollout_log_probs=torch.tensor(
+            [log_prob for response in chosen for log_prob in response.log_probs], dtype=torch.float32, device=device
+        ),
         response=torch.tensor(list(indices)).repeat_interleave(lengths).to(device),
+        shared=min(len(os.path.commonprefix([response.prompt_ids for response in chosen])), int(first.min())),
     )
 
 
@@ -61,9 +68,22 @@ def microbatches(
 
 
 def response_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Logits (p, v) at the response positions alone: elsewhere the output layer is not run."""
-    hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-    return model.get_output_embeddings()(hidden[batch.predicts])
+    """Logits (p, v) at the response positions alone: elsewhere the output layer is not run.
+
+    What all prompts begin with is run once, and its keys and values serve every row; gradients and rates of change
+    flow through them, so the result is the same. Checkpointing, which keeps no keys and values, goes without.
+    """
+    shared, cache = batch.shared, None
+    if model.is_gradient_checkpointing and model.training or len(batch.input_ids) == 1:
+        shared = 0
+    if shared:
+        cache = DynamicCache()
+        model.base_model(input_ids=batch.input_ids[:1, :shared], past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(batch.input_ids))
+    hidden = model.base_model(
+        input_ids=batch.input_ids[:, shared:], past_key_values=cache, use_cache=shared > 0
+    ).last_hidden_state
+    return model.get_output_embeddings()(hidden[batch.predicts[:, shared:]])
 
 
 def probe_indices(lengths: Sequence[int], *, positions: int | None, responses: int | None, seed: int) -> list[int]:

@@ -16,6 +16,7 @@ from scaled.rollout import generate
 from scaled.seeds import derive_seed
 
 RESAMPLES = 10_000
+AT_ONCE = 4_000_000  # problems drawn at once: 64 MB
 LEVEL = 0.95
 
 Grade = Callable[[Sequence[Response]], list[Score]]
@@ -33,10 +34,13 @@ def bootstrap_interval(
     above, below = np.asarray(numerators, float), np.asarray(denominators, float)
     if below.sum() == 0:
         return None
-    drawn = np.random.default_rng(seed).multinomial(len(below), np.full(len(below), 1 / len(below)), size=RESAMPLES)
-    above, below = drawn @ above, drawn @ below
-    ratios = above[below > 0] / below[below > 0]
-    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    generator = np.random.default_rng(seed)
+    sums = []
+    for block in np.array_split(np.arange(RESAMPLES), -(-RESAMPLES * len(below) // AT_ONCE)):
+        drawn = generator.integers(len(below), size=(len(block), len(below)))
+        sums.append([above[drawn].sum(axis=1), below[drawn].sum(axis=1)])
+    above, below = np.concatenate(sums, axis=1)
+    low, high = np.quantile(above[below > 0] / below[below > 0], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -93,9 +97,9 @@ def summarise(responses: Sequence[Response], scores: Sequence[Score], samples: i
 
     right = by_problem(lambda score: score.outcome == "right")
     graded = by_problem(lambda score: score.outcome != "failed")
-    judged = by_problem(lambda score: score.well_formed is not None)
-    formed = by_problem(lambda score: bool(score.well_formed))
-    both = by_problem(lambda score: bool(score.well_formed) and score.outcome == "right")
+    judged = graded * by_problem(lambda score: score.well_formed is not None)
+    formed = graded * by_problem(lambda score: bool(score.well_formed))
+    both = formed * right
     any_right, any_graded = right.max(axis=1), graded.max(axis=1)
 
     def share(above: np.ndarray, below: np.ndarray) -> float | None:

@@ -35,7 +35,7 @@ def accumulate_gradients(run: Run, responses: list[Response], advantages: Tensor
             config.loss, log_probs, advantages[block.response], weights, lengths[block.response], lengths
         )
         if not torch.isfinite(loss):
-            raise NumericalTrouble(f"the loss of a microbatch is {float(loss)}; the update was refused")
+            raise NumericalTrouble(f"the loss of a microbatch is {loss.item()}; the update was refused")
         loss.backward()
         largest = max(largest, float(weights.max()))
         run.advance(1)

@@ -237,7 +237,8 @@ def _stack(axes: Axes, plots: _Plots) -> None:
 
 
 def _label_log_axis(axes: Axes) -> None:
-    """Plain numbers, and enough of them: matplotlib labels whole decades alone, of which there may be none."""
+    """At 1, 2 and 5, of which a decade always has three, while there are few decades; matplotlib's own choice is the
+    decades alone, or fractions of a number if there is none."""
     low, high = axes.get_ylim()
     if high / low < 10:
         middle = math.sqrt(low * high)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,10 +36,11 @@ def generate(
     A response ends at an end of turn, at the first of the ``stop`` strings in its text, or after ``max_new_tokens``.
     What is drawn follows from ``seed``, the response's index and the token's position, and so depends on ``batch``
     by rounding errors of the logits at most. ``advance`` is told the number of responses just finished.
-    Raises ``UserError``, before the model runs, for a prompt that has no room for its response, and
-    ``NumericalTrouble`` for logits that are not finite.
+    Raises ``UserError``, before the model runs, for a prompt that leaves no room for its response and for a model
+    without a plain cache of keys and values, and ``NumericalTrouble`` for logits that are not finite.
     """
     prompts = [encode_prompt(tokenizer, problem) for problem in problems]
+    _check_cache(model)
     _check_room(model, problems, prompts, max_new_tokens)
     ends = EndOfResponse(model, tokenizer, stop)
     rows = [
@@ -90,7 +90,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Promp
 
 
 class EndOfResponse:
-    """What ends a response, and the text that is left of it."""
+    """What ends a response, and the text that is left of it: the semantics of vLLM."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         ids = model.generation_config.eos_token_id
@@ -175,11 +175,14 @@ def _prefill(model: PreTrainedModel, prompts: list[Prompt]) -> tuple[Tensor, Dyn
     attention makes a mask unnecessary.
     """
     distinct = list(dict.fromkeys(prompts))
-    shared = min(len(os.path.commonprefix(distinct)), min(map(len, distinct)) - 1)
+    # In the order of dictionaries: what the first and the last begin with, all do. One token stays for the rest.
+    first, last = min(distinct), max(distinct)
+    differ = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    shared = next(differ, min(len(first), len(last)) - 1)
     # Without the model's configuration every layer keeps all it has seen, also where attention is a sliding window.
     cache = DynamicCache()
     if shared:
-        beginning = torch.tensor([distinct[0][:shared]], device=model.device)
+        beginning = torch.tensor([first[:shared]], device=model.device)
         model.base_model(input_ids=beginning, past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(len(distinct))
     rests = [torch.tensor(prompt[shared:]) for prompt in distinct]
@@ -242,16 +245,26 @@ def _uniforms(seed: int, index: int, count: int) -> np.ndarray:
     return np.random.default_rng((seed, index)).random(count)
 
 
+def _check_cache(model: PreTrainedModel) -> None:
+    layers = DynamicCache(config=model.config).layers
+    if other := {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
+        raise UserError(
+            f"{type(model).__name__} keeps more than keys and values while it writes ({', '.join(sorted(other))}), and "
+            "padding would disturb that; choose a model whose layers are all attention"
+        )
+
+
 def _check_room(
     model: PreTrainedModel, problems: Sequence[Problem], prompts: Sequence[Prompt], max_new_tokens: int
 ) -> None:
-    room = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for problem, prompt in zip(problems, prompts, strict=True):
-        if room is not None and len(prompt) + max_new_tokens > room:
+        if context is not None and len(prompt) + max_new_tokens > context:
+            room = context - len(prompt)
             raise UserError(
-                f"problem {problem.id}: its prompt of {len(prompt)} tokens and a response of max_new_tokens = "
-                f"{max_new_tokens} are longer than the model's context of {room}; leave the problem out, or lower "
-                f"rollout.max_new_tokens to at most {max(room - len(prompt), 0)}"
+                f"problem {problem.id}: its prompt of {len(prompt)} tokens and max_new_tokens = {max_new_tokens} make "
+                f"more than the model's context of {context}; leave it out"
+                + (f", or set rollout.max_new_tokens to {room} at most" if room > 0 else "")
             )
 
 

@@ -1,4 +1,4 @@
-"""The three probes of q(D) against weights really moved by ±h, on the toy policy in fp64 and stock Llama and Qwen2."""
+"""The three probes of q(D) against weights really moved by ±h, on the toy policy in fp64 and stock models."""
 
 import math
 
@@ -6,19 +6,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from logra_ref import attach_sketches
 from logra_ref.predicted_kl import probe_exact, probe_finite_difference, probe_jvp
 from logra_ref.toy import ToyPolicy
 from logra_ref.update import Factor, FactoredUpdate
-
-# torch's own forward mode, at its first use.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+from tests.tiny import FAMILIES, make_tiny_model
 
 TEMPERATURE = 0.6
 RATIO = 1e-2  # large, so that central differences have something to see
-FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
 
 
 def toy(seed: int = 1) -> ToyPolicy:
@@ -26,22 +22,10 @@ def toy(seed: int = 1) -> ToyPolicy:
 
 
 def stock(family: str, attention: str = "sdpa") -> nn.Module:
-    config_class, model_class = FAMILIES[family]
-    config = config_class(
-        vocab_size=23,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        initializer_range=0.2,
-        attn_implementation=attention,
-    )
-    torch.manual_seed(5)
-    model = model_class(config).eval()
+    model = make_tiny_model(family, tied=False, seed=5, initializer_range=0.2, attn_implementation=attention)
+    torch.manual_seed(6)
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith("bias"):  # zero at first, which would hide a bias that moves
             nn.init.normal_(parameter)
     return model
 
@@ -127,7 +111,7 @@ def test_jvp_through_norms_and_attention_is_the_central_difference_to_1e_6(kind)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_jvp_of_stock_models_with_left_padding_is_the_central_difference(family, attention):
     model = stock(family, attention)
-    update, block = proposed(model), tokens(23)
+    update, block = proposed(model), tokens(258)
     q = probe_jvp(update, [block], of_stock(model), temperature=TEMPERATURE)
     expected = central_difference_q(update, block, of_stock(model), h=0.1)
     np.testing.assert_allclose(q, expected, rtol=1e-3)
@@ -137,7 +121,7 @@ def test_jvp_of_stock_models_with_left_padding_is_the_central_difference(family,
 
 def test_jvp_with_checkpointing_in_train_mode_is_that_of_eval_mode():
     model = stock("qwen2")
-    update, block = proposed(model), tokens(23)
+    update, block = proposed(model), tokens(258)
     expected = probe_jvp(update, [block], of_stock(model), temperature=TEMPERATURE)
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -133,12 +133,12 @@ def test_every_loss_trains(tiny_model, tmp_path, kind):
     assert log(tmp_path / "run")[2]["update_norm"] > 0
 
 
-@pytest.mark.parametrize("probe", ["finite_difference", "exact"])
-def test_the_other_probes_agree_with_the_jvp(four, tiny_model, tmp_path, probe):
+# ``exact`` measures at α = 1, a step whose cubic term is part of it; the finite difference has none of it.
+@pytest.mark.parametrize(("probe", "tolerance"), [("finite_difference", 1e-3), ("exact", 0.15)])
+def test_the_other_probes_agree_with_the_jvp(four, tiny_model, tmp_path, probe, tolerance):
     control = settings(tiny_model, tmp_path).control.model_dump() | {"probe": probe}
     train(settings(tiny_model, tmp_path / "run", updates=1, control=control))
-    # ``exact`` measures at α = 1, a step whose cubic term is part of it.
-    assert log(tmp_path / "run")[2]["q"] == pytest.approx(log(four)[2]["q"], rel=0.05)
+    assert log(tmp_path / "run")[2]["q"] == pytest.approx(log(four)[2]["q"], rel=tolerance)
 
 
 def test_a_batch_without_signal_is_skipped_and_moves_nothing(tiny_model, tmp_path):
@@ -152,12 +152,8 @@ def test_a_batch_without_signal_is_skipped_and_moves_nothing(tiny_model, tmp_pat
     assert rows[-1]["baseline"] < rows[0]["baseline"] < 0, "the baseline takes skipped batches in"
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_weights_of_the_last_update(tiny_model, tmp_path, monkeypatch):
-    # 3e38 is finite for the reward, and its share of the loss overflows fp32.
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "huge.py").write_text("def score(response, problem):\n    return len(response.text) * 1e38\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    config = settings(tiny_model, tmp_path / "run", reward="huge:score")
+def test_a_loss_that_is_not_finite_stops_the_run_with_weights_of_the_last_update(tiny_model, tmp_path):
+    config = settings(tiny_model, tmp_path / "run", reward="tests.checksum:huge")
     with pytest.raises(NumericalTrouble, match="refused-batch-000001"):
         train(config)
     kept = (tmp_path / "run/refused-batch-000001.jsonl").read_text().splitlines()
@@ -165,14 +161,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_weights_of_the_last_update
     assert same(weights(tmp_path / "run", 0), load_file(tiny_model / "model.safetensors"))
 
 
-def test_told_to_skip_a_loss_that_is_not_finite_is_logged_and_passed_by(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "huge.py").write_text("def score(response, problem):\n    return len(response.text) * 1e38\n")
-    config = settings(tiny_model, tmp_path / "run", reward="huge:score", on_non_finite="skip")
+def test_told_to_skip_a_loss_that_is_not_finite_is_logged_and_passed_by(tiny_model, tmp_path):
+    config = settings(tiny_model, tmp_path / "run", reward="tests.checksum:huge", on_non_finite="skip")
     with pytest.raises(UserError, match="20 batches in a row"):
         train(config)
-    assert all("not finite" in row["skipped"] or "inf" in row["skipped"] or "nan" in row["skipped"]
-               for row in log(tmp_path / "run") if "eval" not in row)
+    for row in log(tmp_path / "run"):
+        assert "eval" in row or "the loss of a microbatch is" in row["skipped"]
 
 
 def test_a_run_folder_is_not_written_over(four, tiny_model):

@@ -1,0 +1,64 @@
+"""Models small enough to be made anew: random weights, and a tokenizer whose tokens are bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BOS, EOS = 256, 257
+
+
+def make_tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """Two layers of width 16 in fp32. ``changes`` go to the configuration; ``initializer_range`` 0.02 makes every
+    token about equally likely, 0.3 gives a policy that has preferences and looks at its context."""
+    config, model = FAMILIES[family]
+    settings = {
+        "vocab_size": 258,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "tie_word_embeddings": tied,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": None,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return model(config(**settings | changes)).eval()
+
+
+def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        chat_template=chat_template,
+    )
