@@ -199,4 +199,5 @@ def attach_sketches(
 
 
 def last_part(name: str) -> str:
+    """``q_proj`` of ``layers.0.self_attn.q_proj``."""
     return name.rpartition(".")[2]

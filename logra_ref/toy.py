@@ -17,6 +17,8 @@ from logra_ref.rl import token_log_probs
 
 
 class ToyBlock(nn.Module):
+    """Attention and gated MLP, each with its norm before it and the residual around both."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads

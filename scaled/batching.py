@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -53,7 +52,7 @@ def collate(responses: Sequence[Response], indices: Sequence[int], pad_id: int, 
             [log_prob for response in chosen for log_prob in response.log_probs], dtype=torch.float32, device=device
         ),
         response=torch.tensor(list(indices)).repeat_interleave(lengths).to(device),
-        shared=min(len(os.path.commonprefix([response.prompt_ids for response in chosen])), int(first.min())),
+        shared=shared_beginning([response.prompt_ids for response in chosen]),
     )
 
 
@@ -74,7 +73,7 @@ def response_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     flow through them, so the result is the same. Checkpointing, which keeps no keys and values, goes without.
     """
     shared, cache = batch.shared, None
-    if model.is_gradient_checkpointing and model.training or len(batch.input_ids) == 1:
+    if (model.is_gradient_checkpointing and model.training) or len(batch.input_ids) == 1:
         shared = 0
     if shared:
         cache = DynamicCache()
@@ -84,6 +83,14 @@ def response_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
         input_ids=batch.input_ids[:, shared:], past_key_values=cache, use_cache=shared > 0
     ).last_hidden_state
     return model.get_output_embeddings()(hidden[batch.predicts[:, shared:]])
+
+
+def shared_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
+    """How many tokens all prompts begin with, at most all but the last of the shortest."""
+    # In the order of dictionaries: what the first and the last begin with, all do.
+    first, last = min(prompts), max(prompts)
+    differ = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    return next(differ, min(len(first), len(last)) - 1)
 
 
 def probe_indices(lengths: Sequence[int], *, positions: int | None, responses: int | None, seed: int) -> list[int]:

@@ -132,6 +132,17 @@ def load_skeleton(config: ModelConfig) -> PreTrainedModel:
             return AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
 
 
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Without dropout and without checkpointing, which transformers turn on by training mode."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
 def resolve_device(name: str) -> torch.device:
     """``auto`` is the GPU if there is one. Raises ``UserError`` for a device that is not here."""
     if name == "auto":

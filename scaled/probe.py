@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch.autograd import forward_ad
 from logra_ref.predicted_kl import exact_kl, mean_and_error, probe_exact, probe_finite_difference, probe_jvp
 from logra_ref.update import FactoredUpdate
 from scaled.batching import Batch
+from scaled.model import evaluating
 
 PROBES = {"jvp": probe_jvp, "finite_difference": probe_finite_difference, "exact": probe_exact}
 
@@ -39,19 +39,19 @@ class Probe:
 
     def predict(self, update: FactoredUpdate) -> tuple[float, float]:
         """q(D) and its standard error."""
-        with self._evaluating():
+        with evaluating(self.model):
             values = PROBES[self.kind](update, self.blocks, self._run, temperature=self.temperature)
         return mean_and_error(values, torch.cat([block.response for block in self.blocks]))
 
     def record(self) -> None:
         """Run the current policy, for a method that predicts nothing."""
-        with self._evaluating(), torch.no_grad():
+        with evaluating(self.model), torch.no_grad():
             for block in self.blocks:
                 self._run(block)
 
     def realised_kl(self) -> float:
         """The exact KL from the policy before the update to the present one, the mean over positions, in nats."""
-        with self._evaluating(), torch.no_grad():
+        with evaluating(self.model), torch.no_grad():
             values = [
                 exact_kl(self._before[id(block)], self._logits_of(block), self.temperature) for block in self.blocks
             ]
@@ -63,13 +63,3 @@ class Probe:
             self._before[id(block)] = forward_ad.unpack_dual(logits).primal.detach()
             self._advance(1)
         return logits
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Without dropout and without checkpointing, which transformers turn on by training mode."""
-        training = self.model.training
-        self.model.eval()
-        try:
-            yield
-        finally:
-            self.model.train(training)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import jinja2
@@ -13,7 +12,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from logra_ref.rl import token_log_probs
+from scaled.batching import shared_beginning
 from scaled.errors import NumericalTrouble, UserError
+from scaled.model import evaluating
 from scaled.records import Problem, Response
 
 Prompt = tuple[int, ...]
@@ -48,7 +49,7 @@ def generate(
         for index, prompt in enumerate(prompts)
     ]
     by_length = sorted(rows, key=lambda row: len(row.prompt))
-    with _evaluating(model):
+    with evaluating(model):
         for start in range(0, len(rows), batch):
             _respond(model, by_length[start : start + batch], max_new_tokens, temperature, ends, advance)
     return [
@@ -175,14 +176,11 @@ def _prefill(model: PreTrainedModel, prompts: list[Prompt]) -> tuple[Tensor, Dyn
     attention makes a mask unnecessary.
     """
     distinct = list(dict.fromkeys(prompts))
-    # In the order of dictionaries: what the first and the last begin with, all do. One token stays for the rest.
-    first, last = min(distinct), max(distinct)
-    differ = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-    shared = next(differ, min(len(first), len(last)) - 1)
+    shared = shared_beginning(distinct)
     # Without the model's configuration every layer keeps all it has seen, also where attention is a sliding window.
     cache = DynamicCache()
     if shared:
-        beginning = torch.tensor([first[:shared]], device=model.device)
+        beginning = torch.tensor([distinct[0][:shared]], device=model.device)
         model.base_model(input_ids=beginning, past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(len(distinct))
     rests = [torch.tensor(prompt[shared:]) for prompt in distinct]
@@ -266,14 +264,3 @@ def _check_room(
                 f"more than the model's context of {context}; leave it out"
                 + (f", or set rollout.max_new_tokens to {room} at most" if room > 0 else "")
             )
-
-
-@contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Without dropout and without checkpointing, which transformers turn on by training mode."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

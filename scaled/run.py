@@ -71,6 +71,7 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
     Raises ``UserError`` before the run's folder is touched.
     """
     checkpoint = find_checkpoint(config) if resume else None
+    state = load_state(checkpoint) if checkpoint else None  # before the model: it checks the files of both
     if not resume and config.run.exists() and any(config.run.iterdir()):
         raise UserError(
             f"run folder {config.run} exists already: go on with --resume, or choose another with run=FOLDER"
@@ -103,8 +104,8 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
             stop=StopRequest(),
             baseline=RunningBaseline(weight=config.loss.baseline_weight),
         )
-        if checkpoint:
-            run.load_state_dict(load_state(checkpoint))
+        if state:
+            run.load_state_dict(state)
             metrics.rewind(run.batch)
             samples.rewind(run.batch)
         save_text(config.run / "config.yaml", dump_config(config))
@@ -128,6 +129,7 @@ def find_checkpoint(config: RunConfig) -> Any:
 
 
 def save(run: Run) -> None:
+    """Save a checkpoint of the last applied update."""
     run.progress.note(f"saving update {run.update}")
     save_checkpoint(
         run.config.run,

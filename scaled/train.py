@@ -53,7 +53,7 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
                 every = config.checkpoint.every
                 if not row["skipped"] and (run.update == config.updates or (every and run.update % every == 0)):
                     save(run)
-        except (Interrupted, KeyboardInterrupt):
+        except Interrupted:
             save(run)
             run.progress.note(f"stopped after update {run.update}; go on with: logra train {config.run} --resume")
             raise
@@ -173,6 +173,7 @@ def refuse(run: Run, batch_number: int, responses: list[Response], scores: list[
 
 
 def evaluation_due(run: Run) -> bool:
+    """Whether the log lacks an evaluation that belongs here: before the first, after the last, or every so many."""
     every = run.config.evaluation.every
     wanted = run.update in (0, run.config.updates) or (every and run.update % every == 0)
     if not (run.held_out and wanted):

@@ -22,14 +22,14 @@ def draws(*shape: int, seed: int = 0, decades: float = 3) -> torch.Tensor:
     return torch.from_numpy(generator.standard_normal(shape) * sizes)
 
 
-def numpy_row_adam(sketches: list[np.ndarray], *, correct: bool = True, absolute: bool = False) -> list[np.ndarray]:
+def numpy_row_adam(sketches: list[np.ndarray], *, absolute: bool = False) -> list[np.ndarray]:
     """Appendix B in loops over rows, from S of every step to U of every step."""
     v, directions = np.zeros(len(sketches[0])), []
     for t, sketch in enumerate(sketches, start=1):
         root = np.zeros_like(v)
         for i, row in enumerate(sketch):
             v[i] = BETA2 * v[i] + (1 - BETA2) * np.mean(row**2)
-            root[i] = np.sqrt(v[i] / (1 - BETA2**t if correct else 1))
+            root[i] = np.sqrt(v[i] / (1 - BETA2**t))
         epsilon = EPSILON if absolute else EPSILON * root.mean()
         raw = np.array([row / (root[i] + epsilon) for i, row in enumerate(sketch)])
         directions.append(raw * np.linalg.norm(sketch) / np.linalg.norm(raw))

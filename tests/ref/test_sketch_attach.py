@@ -75,6 +75,8 @@ def test_a_copied_model_has_sketches_of_its_own():
 def test_forward_without_gradients_is_the_plain_one_and_leaves_the_sketches(mode):
     model = toy()
     sketches = attach_sketches(model, 3)
+    for layer in sketches.layers.values():
+        layer.projection = None  # not even a product with A is made
     with mode():
         assert torch.equal(model(tokens()), toy()(tokens()))
     assert all((sketch == 0).all() for sketch in sketches.sketches().values())
@@ -195,6 +197,11 @@ def sketched() -> nn.Module:
         (toy, {"rank": -3}, "rank -3"),
         (toy, {"rank": 9, "kind": "orthonormal"}, "rank 9 is above 8"),  # 8 inputs; down_proj has 32
         (toy, {"rank": 9, "kind": "hadamard"}, "rank 9 is above 8"),
+        (
+            lambda: with_layer(nn.Linear(4, 8).double()),
+            {"rank": 5, "kind": "hadamard"},
+            "rank 5 is above 4",
+        ),  # a late one
     ],
 )
 def test_what_cannot_be_sketched_is_refused_by_name_before_anything_is_changed(model, arguments, complaint):

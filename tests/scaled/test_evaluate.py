@@ -77,7 +77,7 @@ def test_figures_by_hand_with_a_failed_grader_left_out():
     scores = [right, wrong, odd, odd, failed, right]
     responses = [answered(2), answered(4, "length"), answered(1), answered(1), answered(1), answered(3)]
     row = summarise(responses, scores, 2, seed=0)
-    assert row["problems"], row["samples"] == (3, 2)
+    assert (row["problems"], row["samples"]) == (3, 2)
     assert row["pass_at_1"] == pytest.approx(2 / 5)
     assert row["pass_at_k"] == pytest.approx(2 / 3)
     assert row["well_formed"] == pytest.approx(3 / 5)
