@@ -56,6 +56,8 @@ def chat(name: str, temperature: float) -> None:
 
 def find_model(name: str) -> tuple[ModelConfig, RunConfig | None]:
     """The model of a run's last checkpoint and the run's configuration, or any other model and None."""
+    if not name:
+        raise UserError("the name of the run or model is empty; give a run's folder, a model's folder or its name")
     run = Path(name)
     if not (run / "config.yaml").is_file():
         return ModelConfig(path=name), None

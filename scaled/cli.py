@@ -127,6 +127,8 @@ def main() -> None:
         _fail(str(error), 2)
     except NumericalTrouble as error:
         _fail(str(error), 1)
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}; mend that, or name another file or folder", 2)
     except Interrupted:
         sys.exit(130)
 

@@ -130,7 +130,7 @@ class LossConfig(Section):
 class LograConfig(Section):
     """Sketch, direction and nominal step."""
 
-    rank: PositiveInt = 256
+    rank: Annotated[int, Field(gt=0, le=2**20)] = 256
     """r, the columns of a sketch."""
     kind: Kind = "rademacher"
     """How the projection is drawn."""

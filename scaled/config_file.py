@@ -167,7 +167,7 @@ def _unknown(key: str) -> str:
         for known in KEYS
     }
     nearest = [known for known in KEYS if score[known] == max(score.values())]
-    return f"no such key; did you mean {' or '.join(nearest)}?"
+    return f"no such key; did you mean {' or '.join(nearest[:3])}?"
 
 
 def _likeness(a: str, b: str) -> float:

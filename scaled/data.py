@@ -76,7 +76,8 @@ def _read_row(line: bytes, default_id: str) -> Problem:
     if row.get("answer") is None:
         raise RowError("`answer` is missing; add the right answer as a string")
     answer = row["answer"]
-    if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
+    whole = isinstance(answer, int) and not isinstance(answer, bool)
+    if whole or (isinstance(answer, float) and math.isfinite(answer)):
         answer = str(answer)
     if not isinstance(answer, str) or not answer.strip():
         raise RowError(f"`answer` is {shown(answer)}; give a string that is not blank, or a finite number")

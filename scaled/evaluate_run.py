@@ -32,7 +32,7 @@ def evaluate_run(target: Path, overrides: Sequence[str]) -> list[dict[str, Any]]
                 f"run {target} has no checkpoint to evaluate; its {target / 'config.yaml'} can be evaluated"
             )
         source = source.model_copy(update={"path": str(checkpoint / "model")})
-        update = int(checkpoint.name.removeprefix("update-"))
+        update = int(checkpoint.name.rpartition("-")[2])
     if config.threads:
         torch.set_num_threads(config.threads)
     _, held_out = load_data(config.data, config.seed)

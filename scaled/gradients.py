@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -96,7 +95,5 @@ def build_probe(run: Run, responses: list[Response], batch_number: int) -> Probe
 
 def run_model(run: Run, block: Batch) -> Tensor:
     """Logits at the response positions, in the compute type of the run."""
-    compute = getattr(torch, run.config.model.compute_dtype)
-    autocast = nullcontext() if compute == torch.float32 else torch.autocast(run.model.device.type, dtype=compute)
-    with autocast:
+    with run.compute_type():
         return response_logits(run.model, block)

@@ -18,7 +18,7 @@ from scaled.methods import build_method
 from scaled.model import SMOLLM2, load_skeleton, resolve_device, smollm2_folder
 from scaled.records import Problem
 from scaled.rewards import Grader
-from scaled.run import find_checkpoint
+from scaled.run import find_checkpoint, require_new_folder
 
 Rows = list[tuple[str, str]]
 
@@ -30,8 +30,8 @@ def plan(config: RunConfig, console: Console, *, resume: bool) -> list[str]:
     with _noting(missing):
         if resume:
             rows.append(("", f"goes on from {find_checkpoint(config)}"))
-        elif config.run.exists() and any(config.run.iterdir()):
-            raise UserError(f"run folder {config.run} exists already: go on with --resume, or set run=FOLDER")
+        else:
+            require_new_folder(config.run)
     rows.append(("model", config.model.path))
     with _noting(missing):
         rows.append(("", f"on {resolve_device(config.model.device)}, products in {config.model.compute_dtype}"))

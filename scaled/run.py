@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,6 +61,12 @@ class Run:
         self.baseline.value = state["baseline"]
         self.method.load_state_dict(state["method"])
 
+    def compute_type(self) -> AbstractContextManager:
+        """Inside, products are made in the compute type; weights stay fp32. Rollouts and training share it, or the
+        importance weights would take up the difference."""
+        compute = getattr(torch, self.config.model.compute_dtype)
+        return nullcontext() if compute == torch.float32 else torch.autocast(self.model.device.type, dtype=compute)
+
     def advance(self, count: int) -> None:
         self.progress.advance(count)
         self.stop.check()
@@ -72,10 +80,8 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
     """
     checkpoint = find_checkpoint(config) if resume else None
     state = load_state(checkpoint) if checkpoint else None  # before the model: it checks the files of both
-    if not resume and config.run.exists() and any(config.run.iterdir()):
-        raise UserError(
-            f"run folder {config.run} exists already: go on with --resume, or choose another with run=FOLDER"
-        )
+    if not resume:
+        require_new_folder(config.run)
     if config.threads:
         torch.set_num_threads(config.threads)
     problems, held_out = load_data(config.data, config.seed)
@@ -113,11 +119,23 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
             yield run
 
 
+def require_new_folder(run: Path) -> None:
+    """Raises ``UserError`` unless ``run`` is an empty folder or can become one."""
+    above = next(path for path in (run, *run.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UserError(f"run folder {run} cannot be made: {above} is no folder to write in; set run=FOLDER")
+    if run.exists() and any(run.iterdir()):
+        way = "go on with --resume" if latest_checkpoint(run) else "it has no checkpoint to resume from, so remove it"
+        raise UserError(f"run folder {run} exists already: {way}, or set run=FOLDER")
+
+
 def find_checkpoint(config: RunConfig) -> Any:
     """The checkpoint to resume from. Raises ``UserError`` if there is none, or if the run was made otherwise."""
     checkpoint = latest_checkpoint(config.run)
     if checkpoint is None:
-        raise UserError(f"run folder {config.run} has no checkpoint to resume from; start without --resume")
+        raise UserError(
+            f"run folder {config.run} has no checkpoint to resume from; remove what is there and start without --resume"
+        )
     before = load_config(config.run / "config.yaml", [])
     for key in RunConfig.model_fields:
         if key not in (*MAY_CHANGE, "run") and getattr(before, key) != getattr(config, key):

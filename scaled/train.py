@@ -71,17 +71,18 @@ def take_batch(run: Run) -> dict[str, Any]:
     problems = run.stream.take(run.batch * config.rollout.prompts, config.rollout.prompts)
     asked = [problem for problem in problems for _ in range(config.rollout.responses_per_prompt)]
     progress.phase("rollout", len(asked))
-    responses = generate(
-        model,
-        run.tokenizer,
-        asked,
-        max_new_tokens=config.rollout.max_new_tokens,
-        temperature=temperature,
-        seed=derive_seed(config.seed, "rollout", batch_number),
-        stop=config.rollout.stop,
-        batch=config.rollout.batch,
-        advance=run.advance,
-    )
+    with run.compute_type():
+        responses = generate(
+            model,
+            run.tokenizer,
+            asked,
+            max_new_tokens=config.rollout.max_new_tokens,
+            temperature=temperature,
+            seed=derive_seed(config.seed, "rollout", batch_number),
+            stop=config.rollout.stop,
+            batch=config.rollout.batch,
+            advance=run.advance,
+        )
 
     # → reward → advantage
     scores = run.grader.grade(responses)
@@ -185,15 +186,16 @@ def evaluate_held_out(run: Run) -> None:
     """Evaluate on the problems kept apart; the rows stand in the log beside those of the updates."""
     settings = run.config.evaluation
     run.progress.phase("evaluate", len(run.held_out) * (settings.samples + settings.greedy))
-    rows, answered = evaluate(
-        run.model,
-        run.tokenizer,
-        run.held_out,
-        run.config,
-        update=run.update,
-        grade=run.grader.grade,
-        advance=run.advance,
-    )
+    with run.compute_type():
+        rows, answered = evaluate(
+            run.model,
+            run.tokenizer,
+            run.held_out,
+            run.config,
+            update=run.update,
+            grade=run.grader.grade,
+            advance=run.advance,
+        )
     for row in rows:
         run.metrics.append(row | {"batch": run.batch})
         run.progress.finish_evaluation(row)

@@ -19,8 +19,6 @@ jaxtyping.install_import_hook("logra_ref", "beartype.beartype")
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from scaled.model import resolve_model  # noqa: E402
-
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)  # memory that nobody wrote is NaN as well, so reading it shows
 
@@ -32,4 +30,6 @@ settings.load_profile("quick")
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The folder of the pretrained SmolLM2-135M-Instruct; not to be changed."""
+    from scaled.model import resolve_model  # not at the top: tests of logra_ref need not wait for transformers
+
     return Path(resolve_model("smollm2"))

@@ -33,14 +33,15 @@ def response(prompt: list[int], tokens: list[int]) -> Response:
     )
 
 
-def some_responses(count: int = 9) -> list[Response]:
+def some_responses(shared: int) -> list[Response]:
+    """Nine, of many lengths; all prompts begin with the same ``shared`` tokens, and one of them has only one more."""
     generator = np.random.default_rng(1)
-    return [
-        response(
-            generator.integers(256, size=1 + 5 * i % 7).tolist(), generator.integers(256, size=1 + 3 * i % 5).tolist()
-        )
-        for i in range(count)
-    ]
+
+    def tokens(count: int) -> list[int]:
+        return generator.integers(256, size=count).tolist()
+
+    beginning = tokens(shared)
+    return [response(beginning + tokens(1 + 5 * i % 7), tokens(1 + 3 * i % 5)) for i in range(9)]
 
 
 def test_a_batch_written_out():
@@ -50,8 +51,21 @@ def test_a_batch_written_out():
     assert batch.targets.tolist() == [6, 7, 8, 4]
     assert batch.rollout_log_probs.tolist() == [-6.5, -7.5, -8.5, -4.5]
     assert batch.response.tolist() == [2, 2, 2, 0]
+    assert batch.shared == 0
     dtypes = (batch.input_ids.dtype, batch.targets.dtype, batch.response.dtype, batch.rollout_log_probs.dtype)
     assert dtypes == (torch.int64, torch.int64, torch.int64, torch.float32)
+
+
+def test_the_shared_beginning_leaves_a_token_of_the_shortest_prompt():
+    prompts = {
+        2: ([1, 2, 3], [1, 2, 4, 5], [1, 2, 3, 4]),
+        1: ([1, 2], [1, 2, 3], [1, 2]),
+        0: ([1], [1, 2]),
+        3: ([1] * 4,),
+    }
+    for shared, some in prompts.items():
+        batch = collate([response(prompt, [7]) for prompt in some], range(len(some)), 0, CPU)
+        assert batch.shared == shared
 
 
 @given(
@@ -76,13 +90,13 @@ def test_microbatches_hold_every_chosen_token_once_in_order_of_length(lengths, s
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_logits_in_a_padded_batch_are_those_of_each_response_alone(family, tied, attention):
-    model, responses = (
-        make_tiny_model(family, tied, initializer_range=0.3, attn_implementation=attention),
-        some_responses(),
-    )
+@pytest.mark.parametrize("shared", [0, 6])
+def test_logits_in_a_padded_batch_are_those_of_each_response_alone(family, tied, attention, shared):
+    model = make_tiny_model(family, tied, initializer_range=0.3, attn_implementation=attention)
+    responses = some_responses(shared)
     batch = collate(responses, range(len(responses)), 7, CPU)
     logits = response_logits(model, batch)
+    assert batch.shared == shared
     assert logits.shape == (len(batch.targets), 258)
     for i, one in enumerate(responses):
         whole = model(torch.tensor([one.prompt_ids + one.token_ids]), use_cache=False).logits[0]
@@ -104,10 +118,11 @@ def test_the_ratio_of_trainer_to_rollout_is_one_at_the_sampling_temperature(temp
         torch.testing.assert_close(log_probs, batch.rollout_log_probs, atol=1e-4, rtol=0)
 
 
-def test_sketches_are_the_same_with_checkpointing_and_in_other_microbatches():
+@pytest.mark.parametrize("shared", [0, 6])
+def test_sketches_are_the_same_with_checkpointing_and_in_other_microbatches(shared):
     found = []
-    for checkpointing, size in ((False, 9), (True, 9), (True, 2)):
-        model, responses = make_tiny_model(initializer_range=0.3), some_responses()
+    for checkpointing, size in ((True, 1), (True, 9), (False, 9), (False, 2)):
+        model, responses = make_tiny_model(initializer_range=0.3), some_responses(shared)
         sketches = attach_sketches(model, 5)
         model.requires_grad_(False).train()
         if checkpointing:
@@ -123,8 +138,9 @@ def test_sketches_are_the_same_with_checkpointing_and_in_other_microbatches():
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own forward mode
 @pytest.mark.parametrize("family", FAMILIES)
-def test_forward_mode_goes_through(family):
-    model, responses = make_tiny_model(family, initializer_range=0.3).double(), some_responses()
+@pytest.mark.parametrize("shared", [0, 6])
+def test_forward_mode_goes_through(family, shared):
+    model, responses = make_tiny_model(family, initializer_range=0.3).double(), some_responses(shared)
     sketches = attach_sketches(model, 3)
     generator = torch.Generator().manual_seed(0)
     factors = {

@@ -104,9 +104,10 @@ def test_shipped_recipes_differ_only_where_they_say():
     demo, dense, control = (
         load_config(Path(name)).model_dump() for name in ("smollm2-demo", "smollm2-demo-dense", "smollm2-demo-control")
     )
-    own = {"run", "method", "logra", "control", "dense", "updates"}
+    own = {"run", "method", "logra", "control", "dense", "updates", "evaluation"}
     for key in demo.keys() - own:
         assert demo[key] == dense[key] == control[key], key
+    assert demo["evaluation"] == dense["evaluation"] == control["evaluation"] | {"greedy": True}
     assert demo["control"] == control["control"] | {"enabled": True}
     assert demo["logra"] == control["logra"] | {"update_ratio": 6e-5}
     assert (demo["control"]["positions"], demo["updates"]) == (dense["control"]["positions"], dense["updates"])

@@ -22,14 +22,14 @@ from scaled.train import train
 VARIES = ("seconds", "seconds_rollout", "seconds_train", "seconds_probe", "seconds_update", "peak_bytes")
 
 
-def settings(model: Path, run: Path, **changes) -> RunConfig:
+def settings(model: Path, run: Path, compute_dtype: str = "float32", **changes) -> RunConfig:
     base = {
         "run": run,
         "updates": 4,
         "microbatch": 3,
         "seed": 5,
         "reward": "tests.checksum:score",
-        "model": {"path": str(model)},
+        "model": {"path": str(model), "compute_dtype": compute_dtype},
         "data": {"task": "arithmetic", "held_out": 4},
         "rollout": {"prompts": 8, "max_new_tokens": 5},
         "logra": {"rank": 4, "update_ratio": 0.1},
@@ -141,6 +141,14 @@ def test_the_other_probes_agree_with_the_jvp(four, tiny_model, tmp_path, probe, 
     assert log(tmp_path / "run")[2]["q"] == pytest.approx(log(four)[2]["q"], rel=tolerance)
 
 
+def test_bf16_compute_samples_and_trains_the_same_policy_and_keeps_fp32_weights(tiny_model, tmp_path):
+    train(settings(tiny_model, tmp_path / "run", updates=1, compute_dtype="bfloat16"))
+    row = log(tmp_path / "run")[2]
+    assert row["importance_max"] < 1.1, "the rollout was computed in another type"
+    assert row["realised_kl"] > 0
+    assert all(weight.dtype == torch.float32 for weight in weights(tmp_path / "run", 1).values())
+
+
 def test_a_batch_without_signal_is_skipped_and_moves_nothing(tiny_model, tmp_path):
     config = settings(tiny_model, tmp_path / "run", reward="exact_match")
     with pytest.raises(UserError, match="20 batches in a row"):
@@ -174,6 +182,21 @@ def test_a_run_folder_is_not_written_over(four, tiny_model):
     with pytest.raises(UserError, match="--resume"):
         train(settings(tiny_model, four))
     assert (four / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_never_saved_is_not_said_to_be_resumable(tiny_model, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text("")
+    with pytest.raises(UserError, match="no checkpoint to resume from, so remove it"):
+        train(settings(tiny_model, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("run", ["file", "file/below"])
+def test_a_run_folder_that_cannot_be_made_is_named(tiny_model, tmp_path, run):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="no folder to write in"):
+        train(settings(tiny_model, tmp_path / run))
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_resuming_with_another_rank_is_refused_by_name(four, tiny_model):
