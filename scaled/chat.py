@@ -10,7 +10,7 @@ from scaled.checkpoint import latest_checkpoint
 from scaled.config import ModelConfig, RunConfig
 from scaled.config_file import load_config
 from scaled.errors import UserError
-from scaled.model import load_model
+from scaled.model import computing, load_model
 from scaled.records import Message, Problem
 from scaled.rollout import generate
 from scaled.seeds import derive_seed
@@ -37,15 +37,16 @@ def chat(name: str, temperature: float) -> None:
             number += 1
             messages = ask(line, config)
             of_task = config is not None and (config.data.task is None or len(messages) > 1)
-            (response,) = generate(
-                model,
-                tokenizer,
-                [Problem(id=f"line {number}", messages=messages, answer="")],
-                max_new_tokens=config.rollout.max_new_tokens if of_task else MAX_NEW_TOKENS,
-                temperature=temperature,
-                seed=derive_seed(0, "chat", number),
-                stop=config.rollout.stop if of_task else (),
-            )
+            with computing(model, source):
+                (response,) = generate(
+                    model,
+                    tokenizer,
+                    [Problem(id=f"line {number}", messages=messages, answer="")],
+                    max_new_tokens=config.rollout.max_new_tokens if of_task else MAX_NEW_TOKENS,
+                    temperature=temperature,
+                    seed=derive_seed(0, "chat", number),
+                    stop=config.rollout.stop if of_task else (),
+                )
             begun = messages[-1]["content"] if len(messages) > 1 else ""
             # What a model writes may hold codes that would move the cursor.
             text = "".join(c if c.isprintable() or c == "\n" else " " for c in begun + response.text)

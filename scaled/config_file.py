@@ -25,8 +25,10 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     equal keys wins. Raises ``UserError`` with every problem found: its key, the value, what is allowed, and for an
     unknown key the nearest valid one.
     """
-    path = _find(path)
+    folder, path = path, _find(path)
     data, problems = _read(path)
+    if path.parent == folder:  # a run's folder that was moved is the run all the same
+        data["run"] = str(folder)
     overridden = set()
     for override in overrides:
         key, equals, text = override.partition("=")

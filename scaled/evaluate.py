@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from scaled.config import RunConfig
 from scaled.errors import UserError
+from scaled.model import computing
 from scaled.records import Problem, Response, Score
 from scaled.rollout import generate
 from scaled.seeds import derive_seed
@@ -67,17 +68,18 @@ def evaluate(
         if name == "greedy" and not settings.greedy:
             continue
         started = perf_counter()
-        responses = generate(
-            model,
-            tokenizer,
-            [problem for problem in problems for _ in range(samples)],
-            max_new_tokens=config.rollout.max_new_tokens,
-            temperature=temperature,
-            seed=derive_seed(config.seed, "evaluate"),
-            stop=config.rollout.stop,
-            batch=config.rollout.batch,
-            advance=advance,
-        )
+        with computing(model, config.model):
+            responses = generate(
+                model,
+                tokenizer,
+                [problem for problem in problems for _ in range(samples)],
+                max_new_tokens=config.rollout.max_new_tokens,
+                temperature=temperature,
+                seed=derive_seed(config.seed, "evaluate"),
+                stop=config.rollout.stop,
+                batch=config.rollout.batch,
+                advance=advance,
+            )
         scores = grade(responses)
         answered[name] = list(zip(responses, scores, strict=True))
         summary = summarise(responses, scores, samples, seed=derive_seed(config.seed, "bootstrap"))

@@ -12,6 +12,7 @@ from logra_ref.rl import grpo_loss, importance_weights, ppo_loss, reinforce_loss
 from scaled.batching import Batch, microbatches, probe_indices, response_logits
 from scaled.config import LossConfig
 from scaled.errors import NumericalTrouble
+from scaled.model import computing
 from scaled.probe import Probe
 from scaled.records import Response
 from scaled.run import Run
@@ -95,5 +96,5 @@ def build_probe(run: Run, responses: list[Response], batch_number: int) -> Probe
 
 def run_model(run: Run, block: Batch) -> Tensor:
     """Logits at the response positions, in the compute type of the run."""
-    with run.compute_type():
+    with computing(run.model, run.config.model):
         return response_logits(run.model, block)

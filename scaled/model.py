@@ -12,7 +12,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 
 import torch
@@ -130,6 +130,13 @@ def load_skeleton(config: ModelConfig) -> PreTrainedModel:
         _refuse_quantised(settings, config.path)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+
+
+def computing(model: PreTrainedModel, config: ModelConfig) -> AbstractContextManager:
+    """Inside, products are made in the compute type; weights stay fp32. Whatever samples and whatever trains share
+    it, or the importance weights would take up the difference."""
+    compute = getattr(torch, config.compute_dtype)
+    return nullcontext() if compute == torch.float32 else torch.autocast(model.device.type, dtype=compute)
 
 
 @contextmanager

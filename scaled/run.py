@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,6 @@ class Run:
         self.update, self.batch = state["update"], state["batch"]
         self.baseline.value = state["baseline"]
         self.method.load_state_dict(state["method"])
-
-    def compute_type(self) -> AbstractContextManager:
-        """Inside, products are made in the compute type; weights stay fp32. Rollouts and training share it, or the
-        importance weights would take up the difference."""
-        compute = getattr(torch, self.config.model.compute_dtype)
-        return nullcontext() if compute == torch.float32 else torch.autocast(self.model.device.type, dtype=compute)
 
     def advance(self, count: int) -> None:
         self.progress.advance(count)
@@ -129,7 +123,7 @@ def require_new_folder(run: Path) -> None:
         raise UserError(f"run folder {run} exists already: {way}, or set run=FOLDER")
 
 
-def find_checkpoint(config: RunConfig) -> Any:
+def find_checkpoint(config: RunConfig) -> Path:
     """The checkpoint to resume from. Raises ``UserError`` if there is none, or if the run was made otherwise."""
     checkpoint = latest_checkpoint(config.run)
     if checkpoint is None:

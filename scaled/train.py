@@ -17,6 +17,7 @@ from scaled.evaluate import evaluate
 from scaled.gradients import accumulate_gradients, build_probe
 from scaled.interrupt import Interrupted
 from scaled.metrics import JsonLines, peak_bytes
+from scaled.model import computing
 from scaled.records import Response, Score
 from scaled.report import write_report
 from scaled.rollout import generate
@@ -71,7 +72,7 @@ def take_batch(run: Run) -> dict[str, Any]:
     problems = run.stream.take(run.batch * config.rollout.prompts, config.rollout.prompts)
     asked = [problem for problem in problems for _ in range(config.rollout.responses_per_prompt)]
     progress.phase("rollout", len(asked))
-    with run.compute_type():
+    with computing(model, config.model):
         responses = generate(
             model,
             run.tokenizer,
@@ -169,7 +170,7 @@ def refuse(run: Run, batch_number: int, responses: list[Response], scores: list[
         raise NumericalTrouble(
             f"update {run.update + 1} was refused: {reason}. The weights are those of update {run.update}, and the "
             f"batch is in {path}. Look there for extreme rewards or tokens; `on_non_finite=skip` passes such batches "
-            "by, a smaller `rollout.temperature` range or fp32 compute often mends the cause."
+            "by."
         )
 
 
@@ -186,16 +187,15 @@ def evaluate_held_out(run: Run) -> None:
     """Evaluate on the problems kept apart; the rows stand in the log beside those of the updates."""
     settings = run.config.evaluation
     run.progress.phase("evaluate", len(run.held_out) * (settings.samples + settings.greedy))
-    with run.compute_type():
-        rows, answered = evaluate(
-            run.model,
-            run.tokenizer,
-            run.held_out,
-            run.config,
-            update=run.update,
-            grade=run.grader.grade,
-            advance=run.advance,
-        )
+    rows, answered = evaluate(
+        run.model,
+        run.tokenizer,
+        run.held_out,
+        run.config,
+        update=run.update,
+        grade=run.grader.grade,
+        advance=run.advance,
+    )
     for row in rows:
         run.metrics.append(row | {"batch": run.batch})
         run.progress.finish_evaluation(row)

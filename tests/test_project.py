@@ -87,13 +87,9 @@ def test_the_reference_stays_below_a_thousand_lines_of_code():
     assert sum(map(lines_of_code, sources("logra_ref"))) < 1000
 
 
-def limit(path: Path) -> int:
-    return 400 if "tests" in path.relative_to(ROOT).parts else 300
-
-
-def test_no_file_of_python_is_beyond_300_lines_and_no_file_of_tests_beyond_400():
+def test_no_file_of_python_is_beyond_300_lines():
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files() if path.suffix == ".py"}
-    assert {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > limit(path)} == {}
+    assert {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > 300} == {}
 
 
 @pytest.mark.parametrize("path", sources("logra_ref"), ids=lambda path: path.name)

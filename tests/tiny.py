@@ -17,6 +17,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from scaled.records import Problem
+
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -62,3 +64,11 @@ def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFas
         eos_token="<|im_end|>",
         chat_template=chat_template,
     )
+
+
+def asked(*questions: str, answer_begun: str = "") -> list[Problem]:
+    begun = ({"role": "assistant", "content": answer_begun},) if answer_begun else ()
+    return [
+        Problem(id=f"q{i}", messages=({"role": "user", "content": question}, *begun), answer="")
+        for i, question in enumerate(questions)
+    ]

@@ -1,12 +1,15 @@
-"""The models of ``tests.tiny`` as fixtures."""
+"""The models of ``tests.tiny`` as fixtures, and a model to save."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from scaled.checkpoint import save_checkpoint
 from tests.tiny import byte_tokenizer, make_tiny_model
 
 
@@ -23,3 +26,36 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A token a byte, and two for the turns of a chat; not to be changed."""
     return byte_tokenizer()
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(40)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="w1", pad_token="w2", chat_template="{{ messages }}"
+    )
+
+
+@pytest.fixture
+def save(tmp_path, model, tokenizer):
+    def save_update(update: int, state: dict | None = None, keep_last: int = 2) -> Path:
+        state = {"update": update} if state is None else state
+        return save_checkpoint(tmp_path, update, model=model, tokenizer=tokenizer, state=state, keep_last=keep_last)
+
+    return save_update

@@ -127,6 +127,13 @@ def test_run_folder_stands_for_its_config(tmp_path, write):
     assert load_config(tmp_path, ["updates=9"]).updates == 9
 
 
+def test_a_run_that_was_moved_is_not_taken_for_the_one_that_has_its_old_name(tmp_path, write):
+    (tmp_path / "config.yaml").write_text(SMALLEST)
+    assert load_config(tmp_path).run == tmp_path
+    assert load_config(tmp_path, ["run=elsewhere"]).run == Path("elsewhere")
+    assert load_config(tmp_path / "config.yaml").run != tmp_path
+
+
 def test_missing_file_names_near_files_and_recipes(tmp_path, write):
     write(SMALLEST)
     message = refusal(tmp_path / "runs.yaml")

@@ -1,0 +1,40 @@
+"""What the tests of checkpoints share: names of what is there, a full disk, equality to the bit."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+
+def names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+@contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """No file can grow beyond ``room`` bytes: writing fails as it does on a full disk, in every library."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def same(left, right) -> bool:
+    """Equal in type, structure and every bit."""
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and pickle_bytes(left) == pickle_bytes(right)
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and (left == right or repr(left) == repr(right))
+
+
+def pickle_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
