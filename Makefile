@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  rm -rf .venv && mkdir .venv && touch .venv/.unfinished && "$$python" -m venv .venv; \
 	fi
 	@rm -f $(STAMP) && touch .venv/.unfinished
-	@.venv/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@.venv/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,notebooks]'
 	@rm .venv/.unfinished && pwd -P > $(STAMP)
 
 model: env ## the pretrained model, SmolLM2-135M-Instruct
@@ -68,6 +68,15 @@ demo-control: model ## a nominal step that is too large, without step control an
 
 bench-phases: model ## seconds and peak memory of the demo's update by phase, LoGRA beside dense Adam
 	@$(LOGRA) bench phases smollm2-demo
+
+claims: model ## the whole ledger, and from it the README's table; about 25 minutes
+	@.venv/bin/python -m validation --json validation/ledger.json --readme README.md
+
+notebooks: model ## run every notebook and compare every cell with what is stored
+	@.venv/bin/python -m pytest --nbval --nbval-current-env notebooks
+
+notebooks-rewrite: model ## run every notebook and store what comes out, after a change that is meant
+	@.venv/bin/jupyter execute --inplace notebooks/*.ipynb notebooks/solutions/*.ipynb
 
 test: lint model ## what CI runs: lint and all tests
 	@.venv/bin/python -m pytest

@@ -1,0 +1,70 @@
+"""``python -m validation``: the claims, a line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from validation.claim import Setting
+from validation.ledger import claims, run
+from validation.text import explanation, line, with_table
+
+ON_ERRORS = Console(stderr=True)
+
+
+def show_progress(items: Iterable, description: str) -> Iterable:
+    """A bar on standard error while a long check runs, gone when it is done; nothing where that is no terminal."""
+    return track(items, description, console=ON_ERRORS, transient=True, disable=not ON_ERRORS.is_terminal)
+
+
+def main(
+    chosen: Annotated[str, typer.Option("--claims", help="only these, for example C01,C13")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="smaller samples and fewer runs; under three minutes")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="of the random numbers; any seed works")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the ledger there as JSON")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="write one page with plots there")] = None,
+    readme: Annotated[Path | None, typer.Option("--readme", help="rewrite the claims table of that file")] = None,
+) -> None:
+    """Check each claim of the paper: the figure expected, the figure measured, the verdict. Exit 1 if any fails."""
+    known = claims()
+    names = [name.strip() for name in chosen.split(",") if name.strip()] or list(known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"no claim is called {', '.join(unknown)}; there are {', '.join(known)}")
+    for file in (json_file, html_file, readme):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"the folder of {file} does not exist")
+    models = Path(os.environ.get("LOGRA_MODELS", "models"))
+    setting = Setting(seed=seed, quick=quick, models=models, track=show_progress)
+    records = []
+    for entry in run([known[name] for name in names], setting):
+        records.append(entry.record())
+        print(line(records[-1]), flush=True)
+        if entry.verdict in ("fails", "differs"):
+            print(explanation(records[-1]), flush=True)
+    if json_file is not None:
+        json_file.write_text(
+            json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )
+    if html_file is not None:
+        from validation.page import page  # matplotlib takes a second to import
+
+        html_file.write_text(page(records), encoding="utf-8")
+    if readme is not None:
+        readme.write_text(with_table(readme.read_text(encoding="utf-8"), records), encoding="utf-8")
+    counts = {verdict: sum(r["verdict"] == verdict for r in records) for verdict in ("holds", "differs", "fails")}
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()), end="")
+    print(f", {sum(r['verdict'] == 'not measured here' for r in records)} not measured here")
+    sys.exit(1 if counts["fails"] else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

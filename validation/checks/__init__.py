@@ -1,0 +1,1 @@
+"""The checks, a subject each; importing a module registers its claims."""

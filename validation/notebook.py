@@ -1,0 +1,42 @@
+"""What the notebooks have in common: a setting, and how figures and plots are shown."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from IPython.display import Image, Markdown
+from matplotlib.figure import Figure
+
+from validation.claim import Comparison, Measurement, Setting
+from validation.figures.style import image
+from validation.ledger import judge
+from validation.text import figures, number
+
+
+def begin(*, quick: bool = True, seed: int = 0) -> Setting:
+    """The setting of a notebook. One thread, so that sums have one order and every machine prints the same digits."""
+    torch.set_num_threads(1)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    root = Path(__file__).parents[1]
+    return Setting(seed=seed, quick=quick, models=root / os.environ.get("LOGRA_MODELS", "models"))
+
+
+def comparisons(found: Measurement) -> Markdown:
+    """The figures of a measurement as a table, with the verdict."""
+    rows = ["| figure | expected | measured | tolerance | with a wrong formula |", "|---|---|---|---|---|"]
+    rows += [_row(c) for c in found.comparisons]
+    verdict, reason = judge(found)
+    return Markdown("\n".join(rows) + f"\n\n**{verdict}**" + (f": {reason}" if reason else ""))
+
+
+def _row(c: Comparison) -> str:
+    expected, measured, tolerance = figures(vars(c))
+    wrong = f"{number(c.control_measured)} ({c.control})"
+    return f"| {c.what} | {expected}<br>{c.oracle} | {measured} | {tolerance}: {c.reason} | {wrong} |"
+
+
+def show(figure: Figure) -> Image:
+    """A plot, as an image that lies in the notebook."""
+    return Image(image(figure, "png"))

@@ -1,0 +1,78 @@
+"""The ledger as lines of text and as the README's table."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+BEGIN, END = "<!-- claims: written by `make claims`, not by hand -->", "<!-- end of claims -->"
+
+
+def number(value: float | None) -> str:
+    """A figure with up to five significant digits; whole numbers whole."""
+    if value is None:
+        return "–"
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.5g}"
+
+
+def figures(record: dict[str, Any]) -> tuple[str, str, str]:
+    """Expected, measured and tolerance of a record or comparison, with unit and relation."""
+    unit = f" {record['unit']}" if record["unit"] else ""
+    relation = "" if record["relation"] == "=" else f"{record['relation']} "
+    tolerance = "exact" if record["tolerance"] == 0 else f"± {number(record['tolerance'])}"
+    return f"{relation}{number(record['expected'])}{unit}", f"{number(record['measured'])}{unit}", tolerance
+
+
+def line(record: dict[str, Any]) -> str:
+    """One line for a claim."""
+    start = f"{record['id']}  {record['verdict']:<17}  {record['statement']}"
+    if not record["comparisons"]:
+        return f"{start} | {record['reason']}"
+    expected, measured, tolerance = figures(record)
+    count = len(record["comparisons"])
+    controls = "controls failed as they must" if record["control_failed"] else "A CONTROL DID NOT FAIL"
+    fit = sum(c["fits"] for c in record["comparisons"])
+    return (
+        f"{start} | {record['what']}: expected {expected}, measured {measured}, tolerance {tolerance} | "
+        f"{fit} of {count} figures fit, {controls} | {record['seconds']:.1f} s"
+    )
+
+
+def explanation(record: dict[str, Any]) -> str:
+    """What a reader needs of a claim that fails or differs: each figure that is off, and how to repeat the check."""
+    parts = [f"     {record['reason']}"] if record["reason"] else []
+    for c in record["comparisons"]:
+        if c["fits"] and c["control_failed"]:
+            continue
+        expected, measured, tolerance = figures(c)
+        parts += [
+            f"     {c['what']}: expected {expected} ({c['oracle']}), measured {measured}, "
+            f"tolerance {tolerance} ({c['reason']}); control ({c['control']}): {number(c['control_measured'])}"
+        ]
+    return "\n".join([*parts, f"     seed {record['seed']}; repeat alone: {record['command']}"])
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """The claims as a table in Markdown."""
+    rows = ["| | claim | expected | measured | tolerance | verdict |", "|---|---|---|---|---|---|"]
+    for r in records:
+        if r["comparisons"]:
+            expected, measured, tolerance = figures(r)
+            off = [c["what"] for c in r["comparisons"] if not c["fits"]]
+            fit = f"{len(r['comparisons']) - len(off)} of {len(r['comparisons'])} figures"
+            verdict = f"{r['verdict']} ({fit})" + (f": {r['reason']}" if r["reason"] else "")
+            cells = [f"{r['what']}: {expected}", measured, tolerance, verdict]
+        else:
+            cells = ["", "", "", f"{r['verdict']}: {r['reason']}"]
+        rows.append("| " + " | ".join([r["id"], f"{r['statement']} ({r['where']})", *cells]).replace("\n", " ") + " |")
+    return "\n".join(rows)
+
+
+def with_table(readme: str, records: list[dict[str, Any]]) -> str:
+    """The README's text with its claims table replaced. Raises ``ValueError`` where the marks are missing."""
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    if not pattern.search(readme):
+        raise ValueError(f"the text has no lines {BEGIN} and {END} for the table to stand between")
+    return pattern.sub(lambda _: f"{BEGIN}\n{table(records)}\n{END}", readme)
