@@ -52,7 +52,7 @@ define keep_older
 	fi
 endef
 
-demo: model ## RL on the pretrained model, about five minutes on two cores, and its report
+demo: model ## RL on the pretrained model, about seven minutes on two cores, and its report
 	$(call keep_older,runs/demo)
 	@$(LOGRA) train smollm2-demo
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
 
-from scaled.checkpoint import latest_checkpoint
+from scaled.checkpoint import latest_checkpoint, load_state
 from scaled.config import ModelConfig, RunConfig
 from scaled.config_file import load_config
 from scaled.errors import UserError
@@ -24,6 +25,8 @@ def chat(name: str, temperature: float) -> None:
 
     ``name`` is a run's folder, of which the last checkpoint is taken, or any model's folder or name.
     """
+    if not math.isfinite(temperature):
+        raise UserError(f"temperature {temperature} is not finite; 0 gives the likeliest answer, 1 samples")
     source, config = find_model(name)
     model, tokenizer = load_model(source)
     sys.stdin.reconfigure(errors="replace")
@@ -65,6 +68,7 @@ def find_model(name: str) -> tuple[ModelConfig, RunConfig | None]:
     config, checkpoint = load_config(run), latest_checkpoint(run)
     if checkpoint is None:
         raise UserError(f"run {run} has no checkpoint yet; `logra chat {config.model.path}` asks the model before it")
+    load_state(checkpoint)  # it compares every file with its digest
     return config.model.model_copy(update={"path": str(checkpoint / "model")}), config
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -75,7 +76,10 @@ def save_checkpoint(
     kept = [checkpoint for checkpoint in upto if not checkpoint.name.startswith(".old-")][-keep_last:]
     for checkpoint in upto:
         if checkpoint not in kept:
-            _remove(checkpoint)
+            try:
+                _remove(checkpoint)
+            except OSError as error:  # the new one is saved: no reason to end a run
+                logging.getLogger(__name__).warning("%s could not be removed: %s", checkpoint, error.strerror)
     return target
 
 
@@ -91,7 +95,10 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     """
     name = _FILES
     try:
-        for name, (size, digest) in json.loads((checkpoint / _FILES).read_text()).items():
+        listed = json.loads((checkpoint / _FILES).read_text())
+        if not {_STATE.as_posix(), "model/config.json"} <= set(listed):
+            raise ValueError("it does not list the files of a checkpoint")
+        for name, (size, digest) in listed.items():
             found = (checkpoint / name).stat().st_size
             if found != size:
                 raise ValueError(f"it has {found} bytes and was saved with {size}")

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from scaled.errors import NumericalTrouble, UserError
-from scaled.interrupt import Interrupted
+from scaled.interrupt import Interrupted, close_stdout
 
 app = typer.Typer(
     help="Reinforcement learning of language models with low-rank gradient sketches.",
@@ -127,6 +127,9 @@ def main() -> None:
         _fail(str(error), 2)
     except NumericalTrouble as error:
         _fail(str(error), 1)
+    except BrokenPipeError:  # `logra report RUN | head`: nobody reads on
+        close_stdout()
+        sys.exit(1)
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}; mend that, or name another file or folder", 2)
     except Interrupted:

@@ -33,9 +33,11 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _no_truth_for_a_number_and_no_nul(cls, value: Any, info: ValidationInfo) -> Any:
         # Lax mode is needed (YAML 1.1 reads 1e-3 as text), but it would also take `rank: true` for 1.
         items = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(item, str) and "\0" in item for item in items):
+            raise ValueError("must not hold the character NUL")
         if cls.model_fields[info.field_name].annotation is not bool and any(isinstance(item, bool) for item in items):
             raise ValueError("must not be true or false (yes, no, on and off are the same in YAML)")
         return value

@@ -73,7 +73,7 @@ KEYS = dict(_keys(RunConfig))
 
 def _find(path: Path) -> Path:
     for file in (path, path / "config.yaml"):
-        if file.is_file():
+        if file.exists() and not file.is_dir():  # a pipe is as good as a file: logra train <(…)
             return file
     shipped = sorted(recipe.stem for recipe in SHIPPED.glob("*.yaml"))
     if path.parent == Path() and path.name.removesuffix(".yaml") in shipped:
@@ -140,7 +140,7 @@ def _explain(details: ErrorDetails, overridden: set[str]) -> Iterator[str]:
         yield f"{key}{shown}{source}: {details['ctx']['error']}".removeprefix(": ")
     elif isinstance(value, dict):  # a section's keys under a key that is none: `reward: {failure_reward: 0}`
         for unknown in _leaves(key, value):
-            yield f"{unknown}: {_unknown(unknown)}"
+            yield f"{unknown}{source}: {_unknown(unknown)}"
     elif isinstance(about, type):
         yield f"{key} = {_show(value)}: must be a section, with keys such as `{next(iter(about.model_fields))}: …`"
     else:

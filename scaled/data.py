@@ -33,6 +33,8 @@ def load_problems(path: Path) -> list[Problem]:
     (by default file:line) and ``source``; other keys are ignored. Raises a ``UserError`` that lists the first 20 bad
     rows with file and line.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no ordinary file, and a run that is resumed reads it again; give a jsonl file")
     try:
         content = path.read_bytes()
     except OSError as error:

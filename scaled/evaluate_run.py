@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scaled.checkpoint import latest_checkpoint
+from scaled.checkpoint import latest_checkpoint, load_state
 from scaled.config_file import load_config
 from scaled.data import load_data
 from scaled.errors import UserError
@@ -31,6 +31,7 @@ def evaluate_run(target: Path, overrides: Sequence[str]) -> list[dict[str, Any]]
             raise UserError(
                 f"run {target} has no checkpoint to evaluate; its {target / 'config.yaml'} can be evaluated"
             )
+        load_state(checkpoint)  # it compares every file with its digest
         source = source.model_copy(update={"path": str(checkpoint / "model")})
         update = int(checkpoint.name.rpartition("-")[2])
     if config.threads:

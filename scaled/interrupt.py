@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -10,6 +12,11 @@ from types import FrameType
 
 class Interrupted(Exception):
     """The run was asked to stop; raised between two steps of an update, whose batch will be taken again."""
+
+
+def close_stdout() -> None:
+    """After a broken pipe: what is still printed goes nowhere, and the interpreter's last flush raises nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class StopRequest:

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,12 @@ class JsonLines:
     Numbers that JSON does not have are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which
     ``float`` takes. A last line without its newline was being written when the machine stopped: it is left out on
     reading, with a note to the log, and removed by the next ``append``.
+
+    ``trouble`` says what keeps a row from being read, if anything does.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, trouble: Callable[[dict[str, Any]], str | None] = lambda _: None) -> None:
+        self.path, self.trouble = path, trouble
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row. A full disk is a ``UserError`` and leaves the file as it was; so does a ``TypeError``, raised
@@ -110,7 +112,8 @@ class JsonLines:
             ) from error
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows; none if there is no file yet. A broken line other than a torn last one is a ``UserError``."""
+        """All rows; none if there is no file yet. A ``UserError`` for a file that cannot be read, a broken line other
+        than a torn last one, and a row with trouble."""
         return [row for _, _, row in self._lines()]
 
     def rewind(self, batch: int) -> None:
@@ -139,8 +142,12 @@ class JsonLines:
         """Number from 1, text and row of each line."""
         if not self.path.exists():
             return
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be read: {error.strerror}; it is the log of the run") from error
         # Not splitlines(): a text may hold U+2028, which JSON allows and Python takes for the end of a line.
-        lines = self.path.read_bytes().split(b"\n")
+        lines = content.split(b"\n")
         tail = lines.pop()
         for number, line in enumerate([*lines, tail] if tail else lines, start=1):
             try:
@@ -154,6 +161,8 @@ class JsonLines:
                 raise UserError(
                     f"{self.path}, line {number} is broken ({error}): {line[:60]!r}; mend or remove it"
                 ) from None
+            if trouble := self.trouble(row):
+                raise UserError(f"{self.path}, line {number}: {trouble}; mend or remove the line")
             yield number, line.decode(), row
 
 

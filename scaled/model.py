@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -40,6 +39,10 @@ SAME_LOGITS = 1e-5  # of the largest logit: both ways make the same products, so
 
 def fetch_model(name: str, folder: Path) -> Path:
     """Save a model as fp32 in a folder of its own: ``smollm2``, a name on the hub, or another folder."""
+    if not name.strip():
+        raise UserError(
+            f"the model's name is empty; give a folder in Hugging Face format, a name on the hub, or {SMOLLM2}"
+        )
     if name == SMOLLM2:
         return fetch_smollm2(folder)
     with _new_folder(folder) as build:
@@ -275,9 +278,12 @@ def _loading(name: str) -> Iterator[None]:
     """What transformers raises for a model that it cannot load, as one ``UserError``."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # of whatever class: a wrong type in config.json comes to light anywhere
         near = f"did you mean {SMOLLM2}? " if difflib.get_close_matches(name, [SMOLLM2]) else ""
         raise UserError(
-            f"model {name} cannot be loaded: {error}\n{near}Give an existing folder in Hugging Face format, a name on "
-            f"the hub (check spelling, network and, for a gated model, `hf auth login`), or {SMOLLM2}"
+            f"model {name} cannot be loaded: {type(error).__name__}: {error}\n{near}Give an existing folder in Hugging "
+            "Face format, a name on the hub (check spelling, network and, for a gated model, `hf auth login`), or "
+            f"{SMOLLM2}"
         ) from error

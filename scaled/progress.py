@@ -10,13 +10,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from scaled.interrupt import Interrupted, close_stdout
+
+
+class _RunConsole(Console):
+    def on_broken_pipe(self) -> None:
+        """`logra train … | head`: stop as for Ctrl-C, with everything saved."""
+        close_stdout()
+        raise Interrupted
+
 
 class RunProgress:
     """Bars in a terminal; in a pipe or a CI log the lasting lines alone, plain, each one line long and flushed."""
 
     def __init__(self, total_updates: int, start: int) -> None:
         self.total = total_updates
-        self.console = Console(highlight=False, markup=False, emoji=False)
+        self.console = _RunConsole(highlight=False, markup=False, emoji=False)
         self._terminal = self.console.is_terminal and not self.console.is_dumb_terminal
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),

@@ -16,7 +16,8 @@ from scaled.checkpoint import save_text
 from scaled.config import RunConfig
 from scaled.config_file import dump_config, load_config
 from scaled.errors import UserError
-from scaled.metrics import EVALUATION_FIELDS, UPDATE_FIELDS, JsonLines
+from scaled.log_rows import metrics_log, samples_log
+from scaled.metrics import EVALUATION_FIELDS, UPDATE_FIELDS
 from scaled.plots import Rows, evaluation_plots, kl_ratios, median_ratio, number, update_plots
 
 COLUMNS = {
@@ -49,7 +50,7 @@ def write_report(run: Path) -> Path:
 
     Raises ``UserError`` for a folder without a log or with a broken one.
     """
-    rows = JsonLines(run / "metrics.jsonl").rows()
+    rows = metrics_log(run).rows()
     if not rows:
         raise UserError(
             f"{run} has no metrics.jsonl with a row in it, so there is nothing to report; is it a run's folder?"
@@ -79,7 +80,7 @@ def write_report(run: Path) -> Path:
         facts=_facts(config, batches, updates),
         story=_story(config),
         plots=plots,
-        samples=_samples(JsonLines(run / "samples.jsonl").rows()),
+        samples=_samples(samples_log(run).rows()),
         columns=[heading for heading, _ in COLUMNS.values()],
         table=_table(batches),
         legends=[

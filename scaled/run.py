@@ -19,6 +19,7 @@ from scaled.config_file import dump_config, load_config
 from scaled.data import ProblemStream, load_data
 from scaled.errors import UserError
 from scaled.interrupt import StopRequest
+from scaled.log_rows import metrics_log, samples_log
 from scaled.methods import Method, build_method
 from scaled.metrics import JsonLines
 from scaled.model import load_model
@@ -74,7 +75,11 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
     """
     checkpoint = find_checkpoint(config) if resume else None
     state = load_state(checkpoint) if checkpoint else None  # before the model: it checks the files of both
-    if not resume:
+    metrics, samples = metrics_log(config.run), samples_log(config.run)
+    if resume:  # a row that cannot be read shows now, before one of the two is rewound
+        for log in (metrics, samples):
+            log.rows()
+    else:
         require_new_folder(config.run)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -89,7 +94,6 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()
         config.run.mkdir(parents=True, exist_ok=True)
-        metrics, samples = JsonLines(config.run / "metrics.jsonl"), JsonLines(config.run / "samples.jsonl")
         run = Run(
             config=config,
             model=model,

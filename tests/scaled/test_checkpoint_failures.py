@@ -13,7 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
 )
 
-from scaled.checkpoint import latest_checkpoint, load_state, save_checkpoint, save_text
+from scaled.checkpoint import _seal, latest_checkpoint, load_state, save_checkpoint, save_text
 from scaled.errors import UserError
 from tests.checkpoints import full_disk, names, same
 
@@ -104,16 +104,19 @@ def test_a_state_that_would_run_code_is_refused_and_leaves_no_trace(save, tmp_pa
             return Path.touch, (tmp_path / "trace",)
 
     checkpoint = save(1)
-    files = checkpoint / "state" / "files.json"
-    files.write_text("{}")  # an attacker writes fitting digests, or none
     for write in (torch.save, lambda value, path: path.write_bytes(pickle.dumps(value, protocol=2))):
         write({"x": Payload()}, checkpoint / "state" / "state.pt")
+        (checkpoint / "state" / "files.json").unlink()
+        _seal(checkpoint)  # an attacker writes fitting digests
         with pytest.raises(UserError, match=r"state\.pt is damaged"):
             load_state(checkpoint)
     assert not (tmp_path / "trace").exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"state/state.pt": 3}', '{"state/state.pt": ["a", "b"]}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", "{}", '{"state/state.pt": [1, ""]}', '{"state/state.pt": 3}', '{"state/state.pt": ["a", "b"]}'],
+)
 def test_a_list_of_files_that_is_broken_is_a_clear_error(save, content):
     checkpoint = save(1)
     (checkpoint / "state" / "files.json").write_text(content)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +16,20 @@ import torch
 import yaml
 
 from scaled.chat import ask
+from scaled.checkpoint import latest_checkpoint, load_state
 from scaled.cli import main
 from scaled.config_file import load_config
 from scaled.metrics import JsonLines
 from scaled.tasks import arithmetic
 
 Call = Callable[..., tuple[int, str, str]]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def updates_of(run: Path) -> list[dict]:
+    return [row for row in JsonLines(run / "metrics.jsonl").rows() if "reward" in row]
 
 
 @pytest.fixture
@@ -127,9 +137,7 @@ def test_interrupt_saves_and_a_resumed_run_ends_as_if_there_had_been_none(logra,
     assert (code, err) == (0, "")
     whole = tmp_path / "whole"
     assert logra("train", recipe, f"updates={done + 1}", f"run={whole}")[0] == 0
-    rows, expected = (
-        [row for row in JsonLines(folder / "metrics.jsonl").rows() if "reward" in row] for folder in (run, whole)
-    )
+    rows, expected = updates_of(run), updates_of(whole)
     noise = ("peak_bytes",)
     for row in [*rows, *expected]:
         for key in [key for key in row if key in noise or key.startswith("seconds")]:
@@ -197,6 +205,77 @@ def test_unfinished_run_has_nothing_to_evaluate_or_to_talk_to(logra, recipe, tmp
         code, _, err = logra(command, tmp_path / "run")
         assert code == 2
         assert "has no checkpoint" in err
+
+
+def test_a_reader_that_goes_away_ends_a_run_as_ctrl_c_does_with_everything_saved(recipe, tmp_path):
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "scaled.cli", "train", str(recipe), "updates=300"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        while not process.stdout.readline().startswith("update 1/"):
+            pass
+        process.stdout.close()
+        assert (process.wait(), process.stderr.read()) == (130, "")
+    assert load_state(latest_checkpoint(run))["update"] == len(updates_of(run)) > 0
+
+
+def test_what_was_changed_in_a_run_is_found_before_anything_else_is(logra, recipe, tmp_path):
+    run = tmp_path / "run"
+    assert logra("train", recipe)[0] == 0
+    before = (run / "metrics.jsonl").read_text()
+    samples = (run / "samples.jsonl").read_text()
+    (run / "samples.jsonl").write_text(samples.replace('"id"', '"name"', 1))
+    for command in (["train", run, "--resume", "updates=3"], ["report", run]):
+        code, out, err = logra(*command)
+        assert (code, out) == (2, "")
+        assert f"{run / 'samples.jsonl'}, line 1: the row has no `id`" in err
+    (run / "samples.jsonl").write_text(samples)
+    weights = next(run.glob("checkpoints/*/model/model.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
+    for command in (["train", run, "--resume", "updates=3"], ["eval", run], ["chat", run]):
+        code, out, err = logra(*command)
+        assert (code, out) == (2, "")
+        assert f"{weights} is damaged: its content is not what was saved" in err
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("temperature", ["nan", "inf"])
+def test_a_temperature_that_is_no_number_is_refused(logra, tiny_model, temperature):
+    code, _, err = logra("chat", tiny_model, "--temperature", temperature)
+    assert code == 2
+    assert "temperature" in err
+    assert "Traceback" not in err
+
+
+def test_a_configuration_may_come_through_a_pipe_and_data_may_not(logra, recipe, tmp_path):
+    text = yaml.safe_load(recipe.read_text())
+    read, write = os.pipe()
+    os.write(write, yaml.safe_dump(text).encode())
+    os.close(write)
+    assert logra("train", f"/dev/fd/{read}", "--dry-run")[0] == 0
+    os.close(read)
+    os.mkfifo(tmp_path / "rows.jsonl")
+    code, _, err = logra("train", recipe, "data.task=null", f"data.file={tmp_path / 'rows.jsonl'}")
+    assert code == 2
+    assert "is no ordinary file" in err
+    code, _, err = logra("train", recipe, 'model.path="a\\0b"', 'data.file="a\\0b"')
+    assert code == 2
+    assert err.count("must not hold the character NUL") == 2
+
+
+def test_a_model_whose_settings_are_of_a_wrong_type_is_one_error(logra, recipe, tiny_model, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    settings = json.loads((model / "config.json").read_text())
+    for broken in ([], settings | {"num_attention_heads": "two"}, settings | {"hidden_size": None}):
+        (model / "config.json").write_text(json.dumps(broken))
+        code, out, err = logra("train", recipe, f"model.path={model}")
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: model {model} cannot be loaded: ")
+    code, _, err = logra("model", "", tmp_path / "new")
+    assert code == 2
+    assert "the model's name is empty" in err
 
 
 def test_chat_asks_sums_as_training_does(recipe):

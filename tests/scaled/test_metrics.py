@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaled.errors import UserError
-from scaled.metrics import JsonLines, peak_bytes
+from scaled.log_rows import metrics_log, metrics_trouble, samples_log
+from scaled.metrics import UPDATE_FIELDS, JsonLines, peak_bytes
 
 
 @pytest.fixture
@@ -133,6 +134,34 @@ def test_a_row_without_a_batch_is_an_error_before_anything_is_dropped(log):
     with pytest.raises(UserError, match=r"line 3.*batch"):
         log.rewind(1)
     assert log.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "trouble"),
+    [
+        ({"reward": None, "update": "1"}, "line 2: `update` is '1', not a whole number"),
+        ({"batch": -1}, "line 2: `batch` is -1"),
+        ({"seconds": []}, r"line 2: `seconds` is \[\], not null or a number"),
+        ({"skipped": 3}, "line 2: `skipped` is 3, not a text"),
+        ({"eval": "greedy"}, "line 2: the row has no `problems`"),
+    ],
+)
+def test_a_row_that_a_hand_has_changed_is_named_by_file_line_and_field(tmp_path, change, trouble):
+    numbers = dict.fromkeys(UPDATE_FIELDS, 0.5) | {"update": 1, "batch": 1, "method": "logra", "skipped": None}
+    JsonLines(tmp_path / "metrics.jsonl").append(numbers)
+    assert metrics_log(tmp_path).rows() == [numbers]
+    JsonLines(tmp_path / "metrics.jsonl").append(numbers | change)
+    for use in (metrics_log(tmp_path).rows, lambda: metrics_log(tmp_path).rewind(0)):
+        with pytest.raises(UserError, match=trouble):
+            use()
+    for field in UPDATE_FIELDS:
+        assert metrics_trouble({name: value for name, value in numbers.items() if name != field}), field
+
+
+def test_a_log_that_is_a_folder_is_an_error(tmp_path):
+    (tmp_path / "samples.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"samples\.jsonl cannot be read: Is a directory"):
+        samples_log(tmp_path).rows()
 
 
 def test_a_disk_that_fills_in_the_middle_of_a_row_leaves_the_rows_before_it(tmp_path):

@@ -1,0 +1,55 @@
+"""The two logs of a run, and what their rows must have: a log that was edited gets one clear error on reading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from scaled.metrics import EVALUATION_FIELDS, UPDATE_FIELDS, JsonLines
+
+COUNTS = ("update", "batch")
+TEXTS = ("method", "skipped", "eval", "kind", "id", "prompt", "text", "answer", "outcome", "stop_reason")
+SAMPLE_FIELDS = (*COUNTS, "kind", "id", "prompt", "text", "answer", "reward", "outcome", "stop_reason", "tokens")
+# All that a reader needs of a batch that gave no update.
+SKIPPED_FIELDS = (*COUNTS, "skipped", "seconds", "peak_bytes")
+
+
+def metrics_log(run: Path) -> JsonLines:
+    """``metrics.jsonl`` of a run's folder."""
+    return JsonLines(run / "metrics.jsonl", metrics_trouble)
+
+
+def samples_log(run: Path) -> JsonLines:
+    """``samples.jsonl`` of a run's folder."""
+    return JsonLines(run / "samples.jsonl", lambda row: fields_trouble(row, SAMPLE_FIELDS))
+
+
+def metrics_trouble(row: dict[str, Any]) -> str | None:
+    """What keeps a row of ``metrics.jsonl`` from being read, or None."""
+    if "eval" in row:
+        return fields_trouble(row, tuple(EVALUATION_FIELDS))
+    return fields_trouble(row, SKIPPED_FIELDS if row.get("skipped") else tuple(UPDATE_FIELDS))
+
+
+def fields_trouble(row: dict[str, Any], fields: tuple[str, ...]) -> str | None:
+    """The first of the fields that is missing or of another type than it is written with, or None."""
+    for name in fields:
+        if name not in row:
+            return f"the row has no `{name}`"
+        value = row[name]
+        if name in COUNTS:
+            wanted, right = "a whole number ≥ 0", type(value) is int and value >= 0
+        elif name in TEXTS:
+            wanted, right = "a text", isinstance(value, str) or (value is None and name == "skipped")
+        elif "interval" in name:
+            pair = isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+            wanted, right = "null or a pair of numbers", value is None or pair
+        else:
+            wanted, right = "null or a number", value is None or _is_number(value)
+        if not right:
+            return f"`{name}` is {value!r:.60}, not {wanted}"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) or value in ("NaN", "Infinity", "-Infinity")
