@@ -42,6 +42,8 @@ class LoGRA(torch.optim.Optimizer):
         int8_factors: bool = False,
         total: Total = identity,
     ) -> None:
+        if not isinstance(sketches, SketchSet):
+            raise TypeError("LoGRA takes the sketches of a model, attach_sketches(model, rank), not its parameters")
         if not update_ratio > 0:
             raise ValueError(f"update_ratio must be above 0, not {update_ratio}")
         if direction not in ("row_adam", "sgd"):

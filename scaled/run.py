@@ -135,12 +135,16 @@ def find_checkpoint(config: RunConfig) -> Path:
             f"run folder {config.run} has no checkpoint to resume from; remove what is there and start without --resume"
         )
     before = load_config(config.run / "config.yaml", [])
-    for key in RunConfig.model_fields:
-        if key not in (*MAY_CHANGE, "run") and getattr(before, key) != getattr(config, key):
-            raise UserError(
-                f"{config.run} was made with {key} = {getattr(before, key)!r}, and now it is {getattr(config, key)!r}: "
-                f"resume with the same (only {', '.join(MAY_CHANGE)} may change), or start another run"
-            )
+    changed = [
+        f"{key} = {getattr(before, key)!r}, and now it is {getattr(config, key)!r}"
+        for key in RunConfig.model_fields
+        if key not in (*MAY_CHANGE, "run") and getattr(before, key) != getattr(config, key)
+    ]
+    if changed:
+        raise UserError(
+            f"{config.run} was made with {'; '.join(changed)}. Resume as it was made, `logra train {config.run} "
+            f"--resume` (only {', '.join(MAY_CHANGE)} may change), or start another run"
+        )
     return checkpoint
 
 

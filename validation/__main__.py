@@ -15,7 +15,7 @@ from rich.progress import track
 
 from validation.claim import Setting
 from validation.ledger import claims, run
-from validation.text import explanation, line, with_table
+from validation.text import explanation, line, rewrite, table
 
 ON_ERRORS = Console(stderr=True)
 
@@ -59,7 +59,7 @@ def main(
 
         html_file.write_text(page(records), encoding="utf-8")
     if readme is not None:
-        readme.write_text(with_table(readme.read_text(encoding="utf-8"), records), encoding="utf-8")
+        rewrite(readme, "claims", table(records))
     counts = {verdict: sum(r["verdict"] == verdict for r in records) for verdict in ("holds", "differs", "fails")}
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()), end="")
     print(f", {sum(r['verdict'] == 'not measured here' for r in records)} not measured here")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
-
-BEGIN, END = "<!-- claims: written by `make claims`, not by hand -->", "<!-- end of claims -->"
 
 
 def number(value: float | None) -> str:
@@ -70,9 +69,13 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def with_table(readme: str, records: list[dict[str, Any]]) -> str:
-    """The README's text with its claims table replaced. Raises ``ValueError`` where the marks are missing."""
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    if not pattern.search(readme):
-        raise ValueError(f"the text has no lines {BEGIN} and {END} for the table to stand between")
-    return pattern.sub(lambda _: f"{BEGIN}\n{table(records)}\n{END}", readme)
+def rewrite(file: Path, name: str, text: str) -> None:
+    """Replace what stands between a file's marks ``<!-- name: …`` and ``<!-- end of name -->``.
+
+    Raises ``ValueError`` where the marks are missing.
+    """
+    before = file.read_text(encoding="utf-8")
+    pattern = re.compile(f"(<!-- {name}: [^\\n]*\\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    if not pattern.search(before):
+        raise ValueError(f"{file} has no lines <!-- {name}: … --> and <!-- end of {name} --> for a table between them")
+    file.write_text(pattern.sub(lambda marks: f"{marks[1]}{text}\n{marks[2]}", before), encoding="utf-8")
