@@ -147,6 +147,10 @@ class LoGRA(torch.optim.Optimizer):
         held = [canonical_name(name) for name in state_dict["param_groups"][0].get("param_names", [])]
         if held != list(self.sketches.layers):
             raise ValueError(f"the state is for {len(held)} matrices {held[:2]}…, not for those of this model")
+        for index, layer in enumerate(self.sketches.layers.values()):
+            moment = state_dict["state"].get(index, {}).get("second_moment")
+            if moment is not None and tuple(moment.shape) != (layer.out_features,):
+                raise ValueError(f"a second moment of {tuple(moment.shape)} is not for {layer.out_features} rows")
         super().load_state_dict(state_dict)
         self._next_projections()
 

@@ -1,4 +1,4 @@
-"""A small policy and task for notebooks and tests: addition modulo m, answered in one token, learnt in seconds.
+"""A small policy and tasks for notebooks and tests: two numbers, answered in one token, learnt in seconds.
 
 The policy is a pre-norm transformer with the seven linear layers of the Llama family under their usual names; every
 operation keeps the dtype of the weights, so in fp64 its derivatives can be checked to 1e-9.
@@ -68,8 +68,8 @@ class ToyPolicy(nn.Module):
 
 
 @dataclass(frozen=True)
-class ModularSum:
-    """Prompts ``a b =`` with a, b < m; the answer is the token (a + b) mod m; reward 1 if right, else 0."""
+class PairTask:
+    """Prompts ``a b =`` with a, b < m, each answered by one token below m; reward 1 if right, else 0."""
 
     modulus: int = 10
 
@@ -86,8 +86,25 @@ class ModularSum:
         pairs = torch.cartesian_prod(number, number)
         return torch.cat([pairs, torch.full((len(pairs), 1), self.modulus)], dim=1)
 
+    def right_answers(self, prompts: Int[Tensor, "b 3"]) -> Int[Tensor, " b"]:
+        raise NotImplementedError
+
     def rewards(self, prompts: Int[Tensor, "b 3"], answers: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-        return (answers == (prompts[:, 0] + prompts[:, 1]) % self.modulus).to(torch.get_default_dtype())
+        return (answers == self.right_answers(prompts)).to(torch.get_default_dtype())
+
+
+class ModularSum(PairTask):
+    """(a + b) mod m: no guess is better than another, and every pair has to be learnt."""
+
+    def right_answers(self, prompts: Int[Tensor, "b 3"]) -> Int[Tensor, " b"]:
+        return (prompts[:, 0] + prompts[:, 1]) % self.modulus
+
+
+class LargerNumber(PairTask):
+    """max(a, b): learnt steadily, with a trap, since always to say m − 1 is right for (2m − 1)/m² of the prompts."""
+
+    def right_answers(self, prompts: Int[Tensor, "b 3"]) -> Int[Tensor, " b"]:
+        return prompts[:, :2].amax(dim=1)
 
 
 @torch.no_grad()
@@ -101,8 +118,8 @@ def sample_answers(
 
 
 @torch.no_grad()
-def accuracy(policy: ToyPolicy, task: ModularSum) -> float:
+def accuracy(policy: ToyPolicy, task: PairTask) -> float:
     """The exact probability of a right answer at temperature 1, over all prompts."""
     prompts = task.all_prompts()
     probabilities = torch.softmax(policy(prompts)[:, -1], dim=-1)
-    return float(probabilities.gather(1, ((prompts[:, :1] + prompts[:, 1:2]) % task.modulus)).mean())
+    return float(probabilities.gather(1, task.right_answers(prompts)[:, None]).mean())

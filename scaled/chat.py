@@ -27,6 +27,8 @@ def chat(name: str, temperature: float) -> None:
     """
     if not math.isfinite(temperature):
         raise UserError(f"temperature {temperature} is not finite; 0 gives the likeliest answer, 1 samples")
+    if sys.stdin is None:
+        raise UserError("standard input is closed, and chat reads its questions there")
     source, config = find_model(name)
     model, tokenizer = load_model(source)
     sys.stdin.reconfigure(errors="replace")
@@ -34,22 +36,28 @@ def chat(name: str, temperature: float) -> None:
     if terminal:
         task = ", such as 7 + 5" if config and config.data.task == "arithmetic" else ""
         print(f"{source.path}: ask something{task}; an empty line ends it.")
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    most = min(MAX_NEW_TOKENS, context // 2) if context else MAX_NEW_TOKENS
     number = 0
     try:
         while line := input("> " if terminal else "").strip():
             number += 1
             messages = ask(line, config)
             of_task = config is not None and (config.data.task is None or len(messages) > 1)
-            with computing(model, source):
-                (response,) = generate(
-                    model,
-                    tokenizer,
-                    [Problem(id=f"line {number}", messages=messages, answer="")],
-                    max_new_tokens=config.rollout.max_new_tokens if of_task else MAX_NEW_TOKENS,
-                    temperature=temperature,
-                    seed=derive_seed(0, "chat", number),
-                    stop=config.rollout.stop if of_task else (),
-                )
+            try:
+                with computing(model, source):
+                    (response,) = generate(
+                        model,
+                        tokenizer,
+                        [Problem(id=f"line {number}", messages=messages, answer="")],
+                        max_new_tokens=config.rollout.max_new_tokens if of_task else most,
+                        temperature=temperature,
+                        seed=derive_seed(0, "chat", number),
+                        stop=config.rollout.stop if of_task else (),
+                    )
+            except UserError as error:  # of this question alone
+                print(f"error: {error}", file=sys.stderr, flush=True)
+                continue
             begun = messages[-1]["content"] if len(messages) > 1 else ""
             # What a model writes may hold codes that would move the cursor.
             text = "".join(c if c.isprintable() or c == "\n" else " " for c in begun + response.text)

@@ -95,6 +95,8 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     """
     name = _FILES
     try:
+        if not (checkpoint / _FILES).is_file():
+            raise ValueError("it is no ordinary file")
         listed = json.loads((checkpoint / _FILES).read_text())
         if not {_STATE.as_posix(), "model/config.json"} <= set(listed):
             raise ValueError("it does not list the files of a checkpoint")

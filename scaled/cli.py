@@ -131,7 +131,7 @@ def main() -> None:
         close_stdout()
         sys.exit(1)
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}; mend that, or name another file or folder", 2)
+        _fail(f"{error.filename or 'standard output'}: {error.strerror}; mend that, or name another file or folder", 2)
     except Interrupted:
         sys.exit(130)
 

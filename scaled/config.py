@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import regex
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -20,9 +21,12 @@ from logra_ref.projection import Kind
 from logra_ref.sketch import DEFAULT_TARGETS
 
 Text = Annotated[str, Field(min_length=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST = 1e6  # no setting makes sense beyond it, and products of larger ones overflow fp32
+Finite = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
+Temperature = Annotated[float, Field(ge=1e-3, le=MOST, allow_inf_nan=False)]
+LocalPath = Annotated[Path, AfterValidator(Path.expanduser)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 
@@ -63,9 +67,9 @@ class DataConfig(Section):
 
     task: Literal["arithmetic"] | None = None
     """A task that is generated: `arithmetic` is `x + y` and `x − y` for x, y < 20."""
-    file: Path | None = None
+    file: LocalPath | None = None
     """A jsonl file with `messages` and `answer` in each row."""
-    held_out_file: Path | None = None
+    held_out_file: LocalPath | None = None
     """The jsonl file for evaluation; without one, `held_out` rows are split off `file`."""
     held_out: Annotated[int, Field(ge=0)] = 256
     """Problems kept apart for evaluation."""
@@ -86,7 +90,7 @@ class RolloutConfig(Section):
     """Responses to each problem."""
     max_new_tokens: PositiveInt = 1024
     """A response is cut after so many tokens."""
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     """The sampling temperature, also that of the policy in loss and KL."""
     stop: tuple[Text, ...] = ()
     """Strings that end a response, beside the model's end of turn."""
@@ -222,7 +226,7 @@ class EvaluationConfig(Section):
     """Sampled responses to each held-out problem (pass@1 is their mean, pass@k any of them)."""
     greedy: bool = True
     """Also one greedy response to each problem."""
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     """The temperature of the sampled responses."""
 
 
@@ -238,7 +242,7 @@ class CheckpointConfig(Section):
 class RunConfig(Section):
     """Everything about a run."""
 
-    run: Path
+    run: LocalPath
     """The folder of the run."""
     seed: int = 0
     """Every random choice of the run follows from it."""
@@ -248,7 +252,7 @@ class RunConfig(Section):
     """Train until so many updates were applied."""
     microbatch: PositiveInt = 1
     """Responses in one forward and backward pass."""
-    threads: PositiveInt | None = None
+    threads: Annotated[int, Field(gt=0, le=1024)] | None = None
     """CPU threads of torch; its default if not given."""
     reward: str = "exact_match"
     """`exact_match`, or the import path of a function of your own: `my_package.my_module:score`."""

@@ -17,12 +17,16 @@ from scaled.model import load_model
 from scaled.progress import RunProgress
 from scaled.rewards import Grader
 
+OF_THE_RUN = ("run", "model.path", "method", "updates")
+
 
 def evaluate_run(target: Path, overrides: Sequence[str]) -> list[dict[str, Any]]:
     """Show and return the rows of an evaluation; nothing is written.
 
     ``target`` is a run's folder, of which the last checkpoint is taken, or a configuration.
     """
+    if target.is_dir() and (ignored := [o for o in overrides if o.partition("=")[0] in OF_THE_RUN]):
+        raise UserError(f"`{ignored[0]}` cannot be set: of a run's folder its last checkpoint is evaluated, as it is")
     config = load_config(target, overrides)
     source, update = config.model, 0
     if target.is_dir():

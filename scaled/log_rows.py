@@ -7,7 +7,10 @@ from typing import Any
 
 from scaled.metrics import EVALUATION_FIELDS, UPDATE_FIELDS, JsonLines
 
+LARGEST = 1e300  # JSON allows numbers that no float holds
 COUNTS = ("update", "batch")
+ALWAYS = ("seconds", "peak_bytes")
+SHARES = ("pass_at_1", "pass_at_k", "well_formed", "accuracy_of_well_formed", "problems", "samples")
 TEXTS = ("method", "skipped", "eval", "kind", "id", "prompt", "text", "answer", "outcome", "stop_reason")
 SAMPLE_FIELDS = (*COUNTS, "kind", "id", "prompt", "text", "answer", "reward", "outcome", "stop_reason", "tokens")
 # All that a reader needs of a batch that gave no update.
@@ -38,18 +41,23 @@ def fields_trouble(row: dict[str, Any], fields: tuple[str, ...]) -> str | None:
             return f"the row has no `{name}`"
         value = row[name]
         if name in COUNTS:
-            wanted, right = "a whole number ≥ 0", type(value) is int and value >= 0
+            wanted, right = "a whole number ≥ 0", type(value) is int and 0 <= value < LARGEST
         elif name in TEXTS:
             wanted, right = "a text", isinstance(value, str) or (value is None and name == "skipped")
         elif "interval" in name:
-            pair = isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+            pair = isinstance(value, list) and len(value) == 2 and all(map(_is_finite, value))
             wanted, right = "null or a pair of numbers", value is None or pair
+        elif name in ALWAYS:
+            wanted, right = "a number", _is_finite(value)
+        elif name in SHARES:
+            wanted, right = "null or a number", value is None or _is_finite(value)
         else:
-            wanted, right = "null or a number", value is None or _is_number(value)
+            wanted = "null or a number"
+            right = value is None or _is_finite(value) or value in ("NaN", "Infinity", "-Infinity")
         if not right:
             return f"`{name}` is {value!r:.60}, not {wanted}"
     return None
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) or value in ("NaN", "Infinity", "-Infinity")
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < LARGEST

@@ -142,6 +142,8 @@ class JsonLines:
         """Number from 1, text and row of each line."""
         if not self.path.exists():
             return
+        if not self.path.is_file():
+            raise UserError(f"{self.path} is no ordinary file, and should be the log of the run; move it away")
         try:
             content = self.path.read_bytes()
         except OSError as error:

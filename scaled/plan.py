@@ -11,14 +11,17 @@ from rich.text import Text
 from transformers import PreTrainedModel
 
 from logra_ref.sketch import last_part
+from scaled.checkpoint import load_state
 from scaled.config import RunConfig
 from scaled.data import load_data
 from scaled.errors import UserError
 from scaled.methods import build_method
-from scaled.model import SMOLLM2, load_skeleton, resolve_device, smollm2_folder
+from scaled.model import load_skeleton, resolve_device
 from scaled.records import Problem
 from scaled.rewards import Grader
+from scaled.rollout import encode_prompts
 from scaled.run import find_checkpoint, require_new_folder
+from scaled.smollm2 import SMOLLM2, smollm2_folder
 
 Rows = list[tuple[str, str]]
 
@@ -29,19 +32,26 @@ def plan(config: RunConfig, console: Console, *, resume: bool) -> list[str]:
     rows: Rows = [("run", f"{config.run}: {config.updates} updates by {config.method}, seed {config.seed}")]
     with _noting(missing):
         if resume:
-            rows.append(("", f"goes on from {find_checkpoint(config)}"))
+            checkpoint = find_checkpoint(config)
+            load_state(checkpoint)  # it compares every file with its digest
+            rows.append(("", f"goes on from {checkpoint}"))
         else:
             require_new_folder(config.run)
     rows.append(("model", config.model.path))
+    tokenizer = None
     with _noting(missing):
         rows.append(("", f"on {resolve_device(config.model.device)}, products in {config.model.compute_dtype}"))
     with _noting(missing):
         if config.model.path == SMOLLM2 and not smollm2_folder().is_dir():
             rows.append(("", "not here yet: fetched when training starts (93 MB); its shapes are known then"))
         else:
-            rows += describe_training(load_skeleton(config.model), config)
+            model, tokenizer = load_skeleton(config.model)
+            rows += describe_training(model, config)
     with _noting(missing):
-        rows += describe_batches(config, *load_data(config.data, config.seed))
+        problems, held_out = load_data(config.data, config.seed)
+        rows += describe_batches(config, problems, held_out)
+        if tokenizer is not None:
+            encode_prompts(model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens)
     with _noting(missing), Grader(config):
         rows.append(("reward", config.reward))
 

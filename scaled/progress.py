@@ -109,7 +109,10 @@ class RunProgress:
         text = "\n".join(lines)
         if self.console.options.ascii_only:
             text = text.replace("α", "alpha").encode("ascii", "replace").decode()
-        self.console.print(Text(text), soft_wrap=not self._terminal)
+        try:
+            self.console.print(Text(text), soft_wrap=not self._terminal)
+        except OSError:  # what stdout leads to is full
+            self.console.on_broken_pipe()
 
 
 def _part(pattern: str, value: float | None) -> str:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PATTERN_SECONDS = 1.0
 WORKER_START_SECONDS = 120.0
+WORKER_DOUBT_SECONDS = 15.0  # after which a start is looked into
+SURVIVED = 77  # the exit code of a process that has imported the function; one that was ended has another
 MAX_WORKERS = 4
 
 RewardFunction = Callable[[Response, Problem], "SupportsFloat | Score"]
@@ -127,8 +129,13 @@ class Grader:
 
     def _check_import(self) -> None:
         future = self._pool.schedule(_load_problem)
-        wait([future], timeout=WORKER_START_SECONDS)
-        if not future.done():
+        wait([future], timeout=WORKER_DOUBT_SECONDS)
+        code = SURVIVED if future.done() else self._exit_code_of_an_import()
+        if code == SURVIVED:
+            wait([future], timeout=WORKER_START_SECONDS)
+        if code not in (SURVIVED, None):
+            reason = f"importing it ends its process (exit code {code})"
+        elif not future.done():
             reason = f"importing it takes longer than {WORKER_START_SECONDS:g} s"
         elif (error := future.exception()) is not None:
             reason = f"importing it ended the worker process ({error})"
@@ -139,6 +146,19 @@ class Grader:
                 f"reward={self._reward!r}: {reason}; it is looked for in {self._folder} and in the environment, as "
                 f"`module:function`"
             )
+
+    def _exit_code_of_an_import(self) -> int | None:
+        """The pool replaces a worker that dies while it starts, without a word: a process apart shows it.
+
+        ``SURVIVED`` if it does not die, None if it takes too long.
+        """
+        process = multiprocessing.get_context("spawn").Process(target=_load_alone, args=(self._reward, self._folder))
+        process.start()
+        process.join(WORKER_START_SECONDS)
+        code = process.exitcode
+        process.kill()
+        process.join()
+        return code
 
     def _grade_in_workers(self, responses: Sequence[Response]) -> list[Score]:
         scores: list[Score | None] = [None] * len(responses)
@@ -207,6 +227,11 @@ def _load(reward: str, folder: str) -> None:
         _function = found
     else:
         _problem_with_import = f"`{name}` is not a function but {type(found).__name__}"
+
+
+def _load_alone(reward: str, folder: str) -> None:
+    _load(reward, folder)
+    os._exit(SURVIVED)
 
 
 def _load_problem() -> str:

@@ -40,9 +40,8 @@ def generate(
     Raises ``UserError``, before the model runs, for a prompt that leaves no room for its response and for a model
     without a plain cache of keys and values, and ``NumericalTrouble`` for logits that are not finite.
     """
-    prompts = [encode_prompt(tokenizer, problem) for problem in problems]
     _check_cache(model)
-    _check_room(model, problems, prompts, max_new_tokens)
+    prompts = encode_prompts(model, tokenizer, problems, max_new_tokens)
     ends = EndOfResponse(model, tokenizer, stop)
     rows = [
         _Row(index, prompt, None if temperature == 0 else _uniforms(seed, index, max_new_tokens))
@@ -63,6 +62,23 @@ def generate(
         )
         for problem, row in zip(problems, rows, strict=True)
     ]
+
+
+def encode_prompts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], max_new_tokens: int
+) -> list[Prompt]:
+    """The tokens of each problem's chat. Raises ``UserError`` for one that leaves no room for its response."""
+    prompts = [encode_prompt(tokenizer, problem) for problem in problems]
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for problem, prompt in zip(problems, prompts, strict=True):
+        if context is not None and len(prompt) + max_new_tokens > context:
+            room = context - len(prompt)
+            raise UserError(
+                f"problem {problem.id}: its prompt of {len(prompt)} tokens and max_new_tokens = {max_new_tokens} make "
+                f"more than the model's context of {context}; leave it out"
+                + (f", or set rollout.max_new_tokens to {room} at most" if room > 0 else "")
+            )
+    return prompts
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Prompt:
@@ -250,17 +266,3 @@ def _check_cache(model: PreTrainedModel) -> None:
             f"{type(model).__name__} keeps more than keys and values while it writes ({', '.join(sorted(other))}), and "
             "padding would disturb that; choose a model whose layers are all attention"
         )
-
-
-def _check_room(
-    model: PreTrainedModel, problems: Sequence[Problem], prompts: Sequence[Prompt], max_new_tokens: int
-) -> None:
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    for problem, prompt in zip(problems, prompts, strict=True):
-        if context is not None and len(prompt) + max_new_tokens > context:
-            room = context - len(prompt)
-            raise UserError(
-                f"problem {problem.id}: its prompt of {len(prompt)} tokens and max_new_tokens = {max_new_tokens} make "
-                f"more than the model's context of {context}; leave it out"
-                + (f", or set rollout.max_new_tokens to {room} at most" if room > 0 else "")
-            )

@@ -26,6 +26,7 @@ from scaled.model import load_model
 from scaled.progress import RunProgress
 from scaled.records import Problem
 from scaled.rewards import Grader
+from scaled.rollout import encode_prompts
 
 MAY_CHANGE = ("updates", "evaluation", "checkpoint")  # on resume; everything else would make another run of it
 
@@ -58,9 +59,14 @@ class Run:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.update, self.batch = state["update"], state["batch"]
-        self.baseline.value = state["baseline"]
-        self.method.load_state_dict(state["method"])
+        """Raises ``ValueError`` for a state that is none of this run's."""
+        try:
+            self.update, self.batch, self.baseline.value = state["update"], state["batch"], float(state["baseline"])
+            self.method.load_state_dict(state["method"])
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        if not (type(self.update) is int and type(self.batch) is int and self.batch >= self.update >= 0):
+            raise ValueError(f"update {self.update!r} of batch {self.batch!r}")
 
     def advance(self, count: int) -> None:
         self.progress.advance(count)
@@ -89,6 +95,7 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
         if checkpoint:
             source = source.model_copy(update={"path": str(checkpoint / "model")})
         model, tokenizer = load_model(source)
+        encode_prompts(model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens)
         method = build_method(model, config)
         if config.model.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -109,7 +116,13 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
             baseline=RunningBaseline(weight=config.loss.baseline_weight),
         )
         if state:
-            run.load_state_dict(state)
+            try:
+                run.load_state_dict(state)
+            except ValueError as error:
+                raise UserError(
+                    f"the state in {checkpoint} is not that of this run ({error}); move {checkpoint} out of the way, "
+                    "and the run resumes from the one before, or start the run anew"
+                ) from error
             metrics.rewind(run.batch)
             samples.rewind(run.batch)
         save_text(config.run / "config.yaml", dump_config(config))
@@ -122,6 +135,8 @@ def require_new_folder(run: Path) -> None:
     above = next(path for path in (run, *run.absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise UserError(f"run folder {run} cannot be made: {above} is no folder to write in; set run=FOLDER")
+    if run.is_symlink() and not run.exists():
+        raise UserError(f"run folder {run} is a link to {run.readlink()}, which does not exist; set run=FOLDER")
     if run.exists() and any(run.iterdir()):
         way = "go on with --resume" if latest_checkpoint(run) else "it has no checkpoint to resume from, so remove it"
         raise UserError(f"run folder {run} exists already: {way}, or set run=FOLDER")
@@ -135,10 +150,11 @@ def find_checkpoint(config: RunConfig) -> Path:
             f"run folder {config.run} has no checkpoint to resume from; remove what is there and start without --resume"
         )
     before = load_config(config.run / "config.yaml", [])
+    old, new = dict(_settings(before.model_dump())), dict(_settings(config.model_dump()))
     changed = [
-        f"{key} = {getattr(before, key)!r}, and now it is {getattr(config, key)!r}"
-        for key in RunConfig.model_fields
-        if key not in (*MAY_CHANGE, "run") and getattr(before, key) != getattr(config, key)
+        f"{key} = {old[key]!r}, and now it is {new[key]!r}"
+        for key in new
+        if key.partition(".")[0] not in (*MAY_CHANGE, "run") and old[key] != new[key]
     ]
     if changed:
         raise UserError(
@@ -146,6 +162,15 @@ def find_checkpoint(config: RunConfig) -> Path:
             f"--resume` (only {', '.join(MAY_CHANGE)} may change), or start another run"
         )
     return checkpoint
+
+
+def _settings(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each setting by its dotted key."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def save(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -43,9 +44,10 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
                     evaluate_held_out(run)
                 if run.update >= config.updates:
                     break
-                row = take_batch(run)
+                row = take_or_save(run)
                 skipped = skipped + 1 if row["skipped"] else 0
                 if skipped == MOST_SKIPPED:
+                    save(run)
                     raise UserError(
                         f"{skipped} batches in a row gave nothing to learn from, the last because: {row['skipped']} "
                         f"See {run.samples.path} for what the model answers; an easier task, a started answer or "
@@ -59,6 +61,20 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
             run.progress.note(f"stopped after update {run.update}; go on with: logra train {config.run} --resume")
             raise
     return write_report(config.run)
+
+
+def take_or_save(run: Run) -> dict[str, Any]:
+    """``take_batch``; what the user has to mend, a reward function for one, costs no update that was made before."""
+    taken = run.batch
+    try:
+        return take_batch(run)
+    except UserError as error:
+        if run.batch > taken:  # its row could not be written: from the last checkpoint it is taken again
+            raise
+        save(run)
+        raise UserError(
+            f"{error}. Update {run.update} is saved; go on with: logra train {run.config.run} --resume"
+        ) from error
 
 
 def take_batch(run: Run) -> dict[str, Any]:
@@ -115,6 +131,11 @@ def take_batch(run: Run) -> dict[str, Any]:
             row["skipped"] = f"{error}."
             baseline = run.baseline
     if step is not None:
+        if not math.isfinite(step.realised_kl):
+            raise NumericalTrouble(
+                f"update {update} has ruined the policy: its realised KL is {step.realised_kl}. It is not saved; make "
+                "steps smaller (control.budget_max, control.alpha_max, dense.lr), then resume from the last checkpoint"
+            )
         run.update = update
         row |= asdict(step)
     run.batch, run.baseline = batch_number, baseline
@@ -196,10 +217,11 @@ def evaluate_held_out(run: Run) -> None:
         grade=run.grader.grade,
         advance=run.advance,
     )
-    for row in rows:
-        run.metrics.append(row | {"batch": run.batch})
-        run.progress.finish_evaluation(row)
     for name, pairs in answered.items():
         responses, scores = zip(*pairs[:SAMPLES_OF_EVALUATION], strict=True)
         for sample in sample_rows(responses, scores, run.batch, run.update, f"eval-{name}"):
             run.samples.append(sample)
+    for row in rows:
+        run.metrics.append(row | {"batch": run.batch})
+    for row in rows:  # last: a reader that went away ends the run here
+        run.progress.finish_evaluation(row)

@@ -10,7 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from scaled.checkpoint import save_checkpoint
+from scaled.train import train
 from tests.tiny import byte_tokenizer, make_tiny_model
+from tests.training import settings
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +61,11 @@ def save(tmp_path, model, tokenizer):
         return save_checkpoint(tmp_path, update, model=model, tokenizer=tokenizer, state=state, keep_last=keep_last)
 
     return save_update
+
+
+@pytest.fixture(scope="session")
+def four(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four updates; not to be changed."""
+    run = tmp_path_factory.mktemp("four") / "run"
+    train(settings(tiny_model, run))
+    return run

@@ -141,7 +141,9 @@ def test_a_row_without_a_batch_is_an_error_before_anything_is_dropped(log):
     [
         ({"reward": None, "update": "1"}, "line 2: `update` is '1', not a whole number"),
         ({"batch": -1}, "line 2: `batch` is -1"),
-        ({"seconds": []}, r"line 2: `seconds` is \[\], not null or a number"),
+        ({"seconds": None}, "line 2: `seconds` is None, not a number"),
+        ({"reward": 10**400}, "line 2: `reward` is 1000"),
+        ({"q": []}, r"line 2: `q` is \[\], not null or a number"),
         ({"skipped": 3}, "line 2: `skipped` is 3, not a text"),
         ({"eval": "greedy"}, "line 2: the row has no `problems`"),
     ],
@@ -160,7 +162,7 @@ def test_a_row_that_a_hand_has_changed_is_named_by_file_line_and_field(tmp_path,
 
 def test_a_log_that_is_a_folder_is_an_error(tmp_path):
     (tmp_path / "samples.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"samples\.jsonl cannot be read: Is a directory"):
+    with pytest.raises(UserError, match=r"samples\.jsonl is no ordinary file"):
         samples_log(tmp_path).rows()
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoTokenizer,
     Gemma2Config,
     Gemma2ForCausalLM,
     GraniteConfig,
@@ -22,7 +23,8 @@ from transformers import (
 
 from scaled.config import ModelConfig
 from scaled.errors import UserError
-from scaled.model import fetch_model, fetch_smollm2, load_model, resolve_device, resolve_model
+from scaled.model import fetch_model, load_model, resolve_device, resolve_model
+from scaled.smollm2 import fetch_smollm2
 
 SIZES = {
     "vocab_size": 258,
@@ -133,10 +135,24 @@ def test_broken_folder_is_one_clear_error(copy, name, content):
     assert f"model {copy} cannot be loaded" in refused(copy)
 
 
-def test_smollm2_is_looked_for_under_the_folder_of_models(tiny_model, tmp_path, monkeypatch):
+def test_an_end_of_turn_that_the_model_does_not_know_is_refused_and_a_padding_token_replaced(copy):
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    tokenizer.add_tokens("<pad>", special_tokens=True)
+    tokenizer.pad_token = "<pad>"
+    tokenizer.save_pretrained(copy)
+    assert load_model(ModelConfig(path=str(copy)))[1].pad_token == tokenizer.eos_token
+    tokenizer.eos_token = "<pad>"
+    tokenizer.save_pretrained(copy)
+    assert "ends a turn by '<pad>', number 258, and the model knows 258 tokens" in refused(copy)
+
+
+def test_smollm2_is_looked_for_under_the_folder_of_models(tiny_model, smollm2_path, tmp_path, monkeypatch):
     shutil.copytree(tiny_model, tmp_path / "models" / "smollm2")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LOGRA_MODELS", raising=False)
+    with pytest.raises(UserError, match="models/smollm2 holds another model"):
+        resolve_model("smollm2")
+    shutil.copy(smollm2_path / "config.json", tmp_path / "models" / "smollm2")
     assert resolve_model("smollm2") == "models/smollm2"
     monkeypatch.setenv("LOGRA_MODELS", str(tmp_path / "models"))
     monkeypatch.chdir("/")

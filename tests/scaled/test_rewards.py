@@ -260,7 +260,8 @@ def score(response, problem):
         ("def score(:", "my_reward:score", "SyntaxError"),
         ("import no_such_library", "my_reward:score", "No module named 'no_such_library'"),
         ("sys.exit(2)", "my_reward:score", "SystemExit: 2"),
-        ("os._exit(2)", "my_reward:score", "importing it ended the worker process"),
+        ("os._exit(2)", "my_reward:score", "importing it end"),
+        ("os._exit(0)", "my_reward:score", "importing it ends its process (exit code 0)"),
         ("", "exact-match", "neither `exact_match` nor a path"),
         ("", "my_reward", "neither `exact_match` nor a path"),
         ("", "my_reward.score", "neither `exact_match` nor a path"),
@@ -272,6 +273,7 @@ def test_a_function_that_cannot_be_imported_is_named_before_training_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, reward: str, text: str
 ):
     module(tmp_path, monkeypatch, source)
+    monkeypatch.setattr("scaled.rewards.WORKER_DOUBT_SECONDS", 3.0)
     with pytest.raises(UserError) as caught, Grader(config(reward=reward)):
         pass
     assert repr(reward) in str(caught.value)
