@@ -9,7 +9,7 @@ export LOGRA_MODELS ?= models
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help env model demo demo-control demo-dense bench-phases test test-full lint format clean FORCE
+.PHONY: help env model demo demo-control demo-dense bench-phases claims mutants notebooks notebooks-rewrite test test-full lint format clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -72,17 +72,23 @@ bench-phases: model ## seconds and peak memory of the demo's update by phase, Lo
 claims: model ## the whole ledger, and from it the README's table; about 25 minutes
 	@.venv/bin/python -m validation --json validation/ledger.json --readme README.md
 
+mutants: model ## break every formula of logra_ref in turn, and show what notices it; about ten minutes
+	@.venv/bin/python -m validation.mutants --readme README.md
+
 notebooks: model ## run every notebook and compare every cell with what is stored
 	@.venv/bin/python -m pytest --nbval --nbval-current-env notebooks
 
 notebooks-rewrite: model ## run every notebook and store what comes out, after a change that is meant
 	@.venv/bin/jupyter execute --inplace notebooks/*.ipynb notebooks/solutions/*.ipynb
 
-test: lint model ## what CI runs: lint and all tests
+test: lint model ## what CI runs: lint, all tests with the quick ledger, the notebooks
 	@.venv/bin/python -m pytest
+	@$(MAKE) --no-print-directory notebooks
 
-test-full: lint model ## the same, with many more random examples
+test-full: lint model ## the same with many more random examples, all mutants and the full ledger
 	@.venv/bin/python -m pytest --hypothesis-profile=full
+	@$(MAKE) --no-print-directory notebooks mutants
+	@.venv/bin/python -m validation
 
 lint: env ## ruff: format and rules
 	@.venv/bin/ruff format --check .

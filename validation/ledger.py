@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -12,6 +14,8 @@ from typing import Any, Literal
 
 import validation.checks
 from validation.claim import REGISTRY, Claim, Measurement, NotMeasured, Setting
+
+LARGEST = sys.float_info.max
 
 Verdict = Literal["holds", "fails", "differs", "not measured here"]
 
@@ -34,7 +38,9 @@ class Entry:
 
     def record(self) -> dict[str, Any]:
         """The line as JSON's types; the figures of the first comparison stand at the top as well."""
-        comparisons = [asdict(c) | {"fits": c.fits, "control_failed": c.control_failed} for c in self._comparisons()]
+        comparisons = [
+            _strict(asdict(c)) | {"fits": c.fits, "control_failed": c.control_failed} for c in self._comparisons()
+        ]
         headline = comparisons[0] if comparisons else {}
         shown = ("what", "expected", "measured", "tolerance", "relation", "unit")
         return {
@@ -106,3 +112,12 @@ def judge(found: Measurement) -> tuple[Verdict, str]:
     if off:
         return "differs", found.note
     return "holds", ""
+
+
+def _strict(figures: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: null and the largest numbers stand for them, which fit nothing."""
+    return {name: _finite(value) if isinstance(value, float) else value for name, value in figures.items()}
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isnan(value) else max(-LARGEST, min(LARGEST, value))

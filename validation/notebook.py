@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from validation.text import figures, number
 def begin(*, quick: bool = True, seed: int = 0) -> Setting:
     """The setting of a notebook. One thread, so that sums have one order and every machine prints the same digits."""
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, inside transformers
     os.environ["HF_HUB_OFFLINE"] = "1"
     root = Path(__file__).parents[1]
     return Setting(seed=seed, quick=quick, models=root / os.environ.get("LOGRA_MODELS", "models"))

@@ -1,0 +1,62 @@
+"""The learning runs: what the ledger's own figures do not show."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from logra_ref.toy import LargerNumber, ToyPolicy, accuracy
+from validation.experiments import Log, Run, train
+from validation.outcomes import end, interval, kl_ratio, retained, slope
+
+
+def test_the_larger_number_is_right_and_every_other_answer_wrong():
+    task = LargerNumber(4)
+    for a, b, answer in itertools.product(range(4), range(4), range(5)):
+        assert task.rewards(torch.tensor([[a, b, 4]]), torch.tensor([answer])).item() == float(answer == max(a, b))
+
+
+@torch.no_grad()
+def test_accuracy_follows_the_task():
+    policy, task = ToyPolicy(5, width=8, layers=1, heads=2), LargerNumber(4)
+    right = [float(torch.softmax(policy(p[None])[0, -1], 0)[max(p[:2].tolist())]) for p in task.all_prompts()]
+    assert accuracy(policy, task) == pytest.approx(np.mean(right), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["logra", "adam", "lora"])
+def test_a_run_depends_on_its_settings_alone(method):
+    """Neither on the global generator nor on the number of threads."""
+    run = Run(method=method, updates=10, rank=4, learning_rate=1e-2)
+    torch.manual_seed(1)
+    first = train(run)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.manual_seed(2)
+    second = train(run)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
+    np.testing.assert_equal(vars(first), vars(second))
+    assert len(first.accuracy) == 2 and len(first.realised) == 10
+    assert first.accuracy[0] != first.accuracy[1]
+
+
+def test_ends_and_best_stretches_are_of_the_last_and_the_best_updates():
+    log = Log(accuracy=[0.0, 0.2, 0.8, 0.6, 0.4])  # before the first update, then after 10, 20, 30, 40
+    assert end(log, 20) == pytest.approx(0.5)
+    assert retained(log, 20) == pytest.approx(0.5 / 0.7)
+    assert retained(log, 10) == pytest.approx(0.5)
+
+
+def test_trend_and_intervals_of_a_case_known_by_hand():
+    assert slope([4, 16, 64, 256], [0.1, 0.2, 0.3, 0.4]) == pytest.approx(5)
+    assert interval([0.5, 0.5, 0.5]) == (0.5, 0.5, 0.5)
+    mean, low, high = interval([0.0, 1.0])
+    assert (mean, low, high) == (0.5, 0.0, 1.0)
+
+
+def test_the_ratio_of_kls_takes_the_updates_that_predict_little():
+    log = Log(alpha=[1.0, 2.0, 1.0], q=[0.01, 0.01, 1.0], realised=[0.01, 0.08, 9.0])
+    assert kl_ratio([log]) == pytest.approx(2)
+    assert kl_ratio([log], 0.02) == pytest.approx(1)
+    assert kl_ratio([log], 0.02, q_factor=2) == pytest.approx(0.5)
