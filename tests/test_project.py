@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import sys
@@ -169,17 +170,18 @@ def test_every_requirement_is_pinned():
 
 def test_the_lock_has_every_requirement_of_the_environment_without_a_build_tag():
     lock = locked()
-    needed = [Requirement(r) for r in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]]
+    extras = PROJECT["optional-dependencies"]
+    needed = [Requirement(r) for r in [*PROJECT["dependencies"], *extras["dev"], *extras["notebooks"]]]
     outside = [str(r) for r in needed if not r.specifier.contains(lock.get(canonicalize_name(r.name), "0"))]
     assert outside == []
     assert [version for version in lock.values() if "+" in version] == []
 
 
-@pytest.mark.parametrize("folder", ["logra_ref", "scaled"])
+@pytest.mark.parametrize("folder", ["logra_ref", "scaled", "validation"])
 def test_every_import_is_of_a_declared_requirement(folder):
     """Not of what happens to be installed for another package's sake."""
     modules = {name.split(".")[0] for path in sources(folder) for name in imports(path)}
-    outside = modules - set(sys.stdlib_module_names) - {"logra_ref", "scaled"}
+    outside = modules - set(sys.stdlib_module_names) - {"logra_ref", "scaled", "validation"}
     declared = {canonicalize_name(requirement.name) for requirement in requirements()}
     distributions = packages_distributions()
     owners = {module: {canonicalize_name(name) for name in distributions.get(module, [])} for module in outside}
@@ -189,3 +191,28 @@ def test_every_import_is_of_a_declared_requirement(folder):
 def test_shapes_of_the_reference_are_checked_while_tests_run():
     with pytest.raises(jaxtyping.TypeCheckError):
         exact_kl(torch.zeros(2, 3), torch.zeros(2, 4), 1.0)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in files() if path.suffix in (".md", ".ipynb")], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_every_link_to_a_file_leads_to_one(path):
+    links = re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
+    local = [link.partition("#")[0] for link in links if not re.match(r"https?:|#", link)]
+    assert [link for link in local if re.search(r"[./]", link) and not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").rglob("*.ipynb")), ids=lambda path: path.name)
+def test_every_cell_of_a_notebook_was_run_in_order_without_error_and_is_compared(path):
+    cells = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    assert [c["execution_count"] for c in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        assert not any(o["output_type"] == "error" or o.get("name") == "stderr" for o in cell["outputs"])
+        assert not re.search(r"NBVAL_\w+", "".join(cell["source"]))
+        assert not cell["metadata"].get("tags")
+
+
+def test_every_notebook_has_its_solutions():
+    numbered = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+    assert [name[:2] for name in numbered] == [f"{number:02d}" for number in range(11)]
+    assert sorted(path.name for path in (ROOT / "notebooks" / "solutions").glob("*.ipynb")) == numbered

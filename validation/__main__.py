@@ -47,13 +47,14 @@ def main(
     records = []
     for entry in run([known[name] for name in names], setting):
         records.append(entry.record())
+        if json_file is not None:  # after every claim: the whole ledger takes its time
+            text = json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False)
+            json_file.write_text(text + "\n", encoding="utf-8")
         print(line(records[-1]), flush=True)
         if entry.verdict in ("fails", "differs"):
             print(explanation(records[-1]), flush=True)
-    if json_file is not None:
-        json_file.write_text(
-            json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-        )
+        elif entry.measurement is not None and entry.measurement.note:
+            print(f"     {entry.measurement.note}", flush=True)
     if html_file is not None:
         from validation.page import page  # matplotlib takes a second to import
 

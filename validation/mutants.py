@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import typer
 import yaml
 
-from validation.text import figures, rewrite
+from validation.text import figures, rewrite, row
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("logra_ref", "scaled", "validation", "tests", "examples", "pyproject.toml")
@@ -125,8 +125,7 @@ def table(outcomes: list[Outcome]) -> str:
     """The outcomes as a table in Markdown."""
     rows = ["| formula broken | noticed by | expected | measured |", "|---|---|---|---|"]
     for o in outcomes:
-        cells = [f"{o.mutant.name} (`{o.mutant.file}`)", o.caught_by, o.expected, o.measured]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        rows.append(row(f"{o.mutant.name} (`{o.mutant.file}`)", o.caught_by, o.expected, o.measured))
     return "\n".join(rows)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +15,7 @@ from matplotlib.figure import Figure
 from validation.claim import Comparison, Measurement, Setting
 from validation.figures.style import image
 from validation.ledger import judge
-from validation.text import figures, number
+from validation.text import figures, row
 
 
 def begin(*, quick: bool = True, seed: int = 0) -> Setting:
@@ -34,9 +36,11 @@ def comparisons(found: Measurement) -> Markdown:
 
 
 def _row(c: Comparison) -> str:
-    expected, measured, tolerance = figures(vars(c))
-    wrong = f"{number(c.control_measured)} ({c.control})"
-    return f"| {c.what} | {expected}<br>{c.oracle} | {measured} | {tolerance}: {c.reason} | {wrong} |"
+    # A hundredth of the tolerance is all that is shown: digits beyond it are another machine's rounding errors.
+    digits = 15 if c.tolerance == 0 else 2 - math.floor(math.log10(c.tolerance))
+    expected, measured, tolerance = figures(vars(replace(c, measured=round(c.measured, digits))))
+    wrong = f"{c.control_measured:.3g} ({c.control})"
+    return row(c.what, f"{expected}<br>{c.oracle}", measured, f"{tolerance}: {c.reason}", wrong)
 
 
 def show(figure: Figure) -> Image:

@@ -47,15 +47,14 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return float(sample.mean()), float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
-def kl_ratio(logs: Sequence[Log], most: float = np.inf, *, q_factor: float = 1.0) -> float:
-    """The median of realised over predicted KL, α² q, over the updates that predict ``most`` nats or less.
+def kl_ratio(logs: Sequence[Log], percentile: float = 50, *, q_factor: float = 1.0) -> float:
+    """Realised over predicted KL, α² q: the median over all updates, or another percentile.
 
     ``q_factor`` makes the prediction wrong by that factor.
     """
     realised = np.concatenate([log.realised for log in logs])
     predicted = np.concatenate([np.square(log.alpha) * log.q for log in logs])
-    chosen = predicted <= most
-    return float(np.median(realised[chosen] / (q_factor * predicted[chosen])))
+    return float(np.percentile(realised / (q_factor * predicted), percentile))
 
 
 def learns(runs: Sequence[Log], unlearned: Sequence[Log], updates: int) -> Comparison:

@@ -53,6 +53,11 @@ def explanation(record: dict[str, Any]) -> str:
     return "\n".join([*parts, f"     seed {record['seed']}; repeat alone: {record['command']}"])
 
 
+def row(*cells: str) -> str:
+    """A row of a table in Markdown."""
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
 def table(records: list[dict[str, Any]]) -> str:
     """The claims as a table in Markdown."""
     rows = ["| | claim | expected | measured | tolerance | verdict |", "|---|---|---|---|---|---|"]
@@ -65,7 +70,7 @@ def table(records: list[dict[str, Any]]) -> str:
             cells = [f"{r['what']}: {expected}", measured, tolerance, verdict]
         else:
             cells = ["", "", "", f"{r['verdict']}: {r['reason']}"]
-        rows.append("| " + " | ".join([r["id"], f"{r['statement']} ({r['where']})", *cells]).replace("\n", " ") + " |")
+        rows.append(row(r["id"], f"{r['statement']} ({r['where']})", *cells))
     return "\n".join(rows)
 
 

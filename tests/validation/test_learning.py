@@ -55,8 +55,7 @@ def test_trend_and_intervals_of_a_case_known_by_hand():
     assert (mean, low, high) == (0.5, 0.0, 1.0)
 
 
-def test_the_ratio_of_kls_takes_the_updates_that_predict_little():
-    log = Log(alpha=[1.0, 2.0, 1.0], q=[0.01, 0.01, 1.0], realised=[0.01, 0.08, 9.0])
-    assert kl_ratio([log]) == pytest.approx(2)
-    assert kl_ratio([log], 0.02) == pytest.approx(1)
-    assert kl_ratio([log], 0.02, q_factor=2) == pytest.approx(0.5)
+def test_the_ratio_of_kls_is_the_median_over_the_updates_of_all_runs():
+    logs = [Log(alpha=[1.0, 2.0], q=[0.01, 0.01], realised=[0.01, 0.08]), Log(alpha=[1.0], q=[1.0], realised=[9.0])]
+    assert kl_ratio(logs) == pytest.approx(2)
+    assert kl_ratio(logs, q_factor=2) == pytest.approx(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,20 +25,17 @@ NOT_HERE = {"C15", "C16", "C19", "C20", "C21", "C22", "C23"}
 MAY_DIFFER = {"C14", "C24", "C25"}  # figures that the paper measured on models and hardware of its own
 
 
-def ledger(*options: str) -> list[dict]:
-    done = subprocess.run(
-        [sys.executable, "-m", "validation", *options, "--json", "/dev/stdout"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert done.returncode in (0, 1), done.stderr
-    return json.loads(done.stdout[done.stdout.index("\n[\n") :].rpartition("]")[0] + "]")
-
-
 @pytest.fixture(scope="module")
-def quick() -> list[dict]:
-    return ledger("--quick")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """The quick ledger by its command, with its page."""
+    folder = tmp_path_factory.mktemp("ledger")
+    options = ["--quick", "--json", str(folder / "ledger.json"), "--html", str(folder / "ledger.html")]
+    done = subprocess.run([sys.executable, "-m", "validation", *options], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (folder / "ledger.html").read_text(encoding="utf-8")
+    assert page.count("<svg") > 15
+    assert not re.search(r'(?:href|src)="(?!#)', page)
+    return json.loads((folder / "ledger.json").read_text(encoding="utf-8"))
 
 
 def test_every_claim_has_its_verdict_and_only_these_may_differ_or_be_unmeasured(quick):

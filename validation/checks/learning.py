@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from validation.claim import Comparison, Measurement, Setting, claim
-from validation.experiments import Log, Run, logs
+from validation.experiments import PROBED, Log, Run, logs
 from validation.outcomes import SHUFFLED, curve, end, interval, kl_ratio, learns, retained, slope, thinned
 
 RANKS = (4, 16, 64, 256)
@@ -30,6 +30,7 @@ STEP_SETTINGS: dict[str, dict[str, Any]] = {  # Figure 6's four
     "small": {"budget_max": 0.15, "budget_min": 0.15},
     "annealed": {"budget_max": 0.2, "budget_min": 0.02, "horizon": 450},  # the paper: 1,500 for 800 updates
 }
+PAPER_BUDGETS = {"budget_max": 2e-4, "budget_min": 2e-5}
 BY_BUDGET = (
     "The toy's budgets are 1,000 times the paper's and it starts from nothing, so that how much is learnt in the time "
     "weighs beside stability; the large budget's KL is far beyond the quadratic regime and is not what was predicted."
@@ -38,7 +39,6 @@ LONG_RUN = Run(updates=1100, update_ratio=1e-2, budget_max=1e-1, budget_min=1e-2
 LONG_QUICK = 220
 END = 100
 COLLAPSE = 0.9
-QUADRATIC = 0.03
 WRONG_WAY = "the budget rises to 100 times its start"
 SWEEP = {"adam": (1e-3, 3e-3, 1e-2), "lora": (3e-3, 1e-2, 3e-2)}
 NAMES = {"adam": "dense Adam", "lora": "LoRA"}
@@ -65,16 +65,16 @@ def rising(run: Run) -> Run:
 
 
 def meets_prediction(runs: Sequence[Log]) -> Comparison:
-    """Realised over predicted KL of controlled steps."""
+    """Realised over predicted KL of runs at the paper's own budgets."""
     return Comparison(
-        f"realised over predicted KL, median over updates that predict at most {QUADRATIC:g} nats",
+        "realised over predicted KL at the paper's budgets, 2e-4 to 2e-5: median over 60 updates",
         expected=1,
-        measured=kl_ratio(runs, QUADRATIC),
-        tolerance=0.25,
-        reason="Eq. 5: the ratio is 1 + O(α), and the step's log-probabilities change by √(2 KL) ≤ 0.25 typically",
+        measured=kl_ratio(runs),
+        tolerance=(2 * PROBED * PAPER_BUDGETS["budget_max"]) ** 0.5,
+        reason=f"Eq. 5: the ratio is 1 + O(√(2 KL)), were the KL of all {PROBED} contexts in one of them",
         oracle="exact KL of the policy before and after the step",
         control="q without its ½",
-        control_measured=kl_ratio(runs, QUADRATIC, q_factor=2),
+        control_measured=kl_ratio(runs, q_factor=2),
     )
 
 
@@ -217,9 +217,11 @@ def no_collapse(setting: Setting) -> Measurement:
     run = shorter(LONG_RUN, setting, LONG_QUICK)
     ours, updates = [replace(run, seed=s) for s in seeds(setting)], run.updates
     wild = [rising(run) for run in ours[:2]]
+    cautious = [replace(run, updates=60, horizon=60, **PAPER_BUDGETS) for run in ours[:2]]
     rates = best_rates(setting)
     rivals = {m: [_rival(m, rate, s, setting) for s in seeds(setting)] for m, rate in rates.items()}
-    done = logs([*ours, *wild, *rivals["adam"], *rivals["lora"]], setting, f"C25 learning over {updates} updates")
+    every = [*ours, *wild, *cautious, *rivals["adam"], *rivals["lora"]]
+    done = logs(every, setting, f"C25 learning over {updates} updates")
     found = {"LoGRA": [done[run] for run in ours]} | {m: [done[run] for run in runs] for m, runs in rivals.items()}
     ends = {name: np.array([end(log, END) for log in some]) for name, some in found.items()}
     kept = np.array([retained(log, END) for log in found["LoGRA"]])
@@ -231,7 +233,10 @@ def no_collapse(setting: Setting) -> Measurement:
     )
     note += "".join(f"; learning rate of {NAMES[m]} {rates[m]:g}, the best of {SWEEP[m]}" for m in rivals)
     note += (
-        ". Dense Adam has the whole gradient and a first moment, LoRA trains two factors: no sketch, no step control."
+        ". Dense Adam has the whole gradient and a first moment, LoRA trains two factors: no sketch, no step control. "
+        f"LoGRA's realised over predicted KL: median {kl_ratio(found['LoGRA']):.2f}, 90 % of the updates between "
+        f"{kl_ratio(found['LoGRA'], 5):.2f} and {kl_ratio(found['LoGRA'], 95):.2f}; 60 updates at the paper's budgets "
+        "stay in the quadratic regime."
     )
     first = found["LoGRA"][0]
     return Measurement(
@@ -259,13 +264,14 @@ def no_collapse(setting: Setting) -> Measurement:
                     ("lora", "peft's LoRA of the same rank on the same matrices; Table 2"),
                 )
             ),
-            meets_prediction(found["LoGRA"]),
+            meets_prediction([done[run] for run in cautious]),
         ],
         note=note,
         data={
             "curves": {name: curve(some) for name, some in found.items()},
             "ends": {name: values.round(4).tolist() for name, values in ends.items()},
             "rates": rates,
+            "ratio": round(kl_ratio(found["LoGRA"]), 3),
             "kept": kept.round(4).tolist(),
             "wild": curve([done[run] for run in wild]),
             "first": {

@@ -141,9 +141,7 @@ def square(setting: Setting) -> list[Comparison]:
             reason=f"{Z:g} standard errors of {draws} draws",
             oracle="second order from enumerated moments; to first order √(k/(2k − 1)) = 0.709",
             control="orthonormal rows",
-            control_measured=reconstruct(
-                [gradient], GivenRows(torch.linalg.qr(seeded_normal(width, width, seed + 1))[0])
-            )[0][1],
+            control_measured=reconstruct([gradient], GivenRows(orthogonal))[0][1],
             chance=1e-8,
         ),
     ]

@@ -260,7 +260,7 @@ def across_refresh(setting: Setting, count: int) -> tuple[list[Comparison], dict
 )
 def row_adam(setting: Setting) -> Measurement:
     """The formula against 40 digits, its state, and what a refresh does to second and first moments."""
-    runs, courses = across_refresh(setting, 200 if setting.quick else 800)
+    runs, courses = across_refresh(setting, 200 if setting.quick else 600)
     state = Comparison(
         "numbers kept for the 14 matrices of a Transformer of width 16",
         expected=2 * (4 * 16 + 2 * 64 + 16),
@@ -276,7 +276,7 @@ def row_adam(setting: Setting) -> Measurement:
             *formula(setting),
             state,
             *over_all_signs(setting),
-            *(row_square(kind, setting, 400 if setting.quick else 2000) for kind in KINDS),
+            *(row_square(kind, setting, 400 if setting.quick else 1200) for kind in KINDS),
             *runs,
         ],
         note="The bias correction 1 − β₂^t has no effect on U: it is one factor for all rows, ε is relative to it, and "

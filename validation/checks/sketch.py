@@ -226,7 +226,7 @@ def random_comparisons(draws: dict[Kind, dict[str, np.ndarray]]) -> list[Compari
 @claim("C01", "the sketch is unbiased, E[SA] = G", "§2.1")
 def unbiased(setting: Setting) -> Measurement:
     """Exact over every sign matrix, within an interval for all four kinds, with the second moments beside."""
-    draws = {kind: simulate(kind, setting, 400 if setting.quick else 2000) for kind in KINDS}
+    draws = {kind: simulate(kind, setting, 400 if setting.quick else 1200) for kind in KINDS}
     edges = np.linspace(0, 2, 41)
     return Measurement(
         [
