@@ -38,12 +38,10 @@ class Entry:
 
     def record(self) -> dict[str, Any]:
         """The line as JSON's types; the figures of the first comparison stand at the top as well."""
-        comparisons = [
-            _strict(asdict(c)) | {"fits": c.fits, "control_failed": c.control_failed} for c in self._comparisons()
-        ]
+        comparisons = [asdict(c) | {"fits": c.fits, "control_failed": c.control_failed} for c in self._comparisons()]
         headline = comparisons[0] if comparisons else {}
         shown = ("what", "expected", "measured", "tolerance", "relation", "unit")
-        return {
+        record = {
             "id": self.claim.id,
             "statement": self.claim.statement,
             "where": self.claim.where,
@@ -59,6 +57,7 @@ class Entry:
             "comparisons": comparisons,
             "data": self.measurement.data if self.measurement else {},
         }
+        return _plain(record)
 
     def _comparisons(self) -> list[Any]:
         return self.measurement.comparisons if self.measurement else []
@@ -114,10 +113,14 @@ def judge(found: Measurement) -> tuple[Verdict, str]:
     return "holds", ""
 
 
-def _strict(figures: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: null and the largest numbers stand for them, which fit nothing."""
-    return {name: _finite(value) if isinstance(value, float) else value for name, value in figures.items()}
-
-
-def _finite(value: float) -> float | None:
-    return None if math.isnan(value) else max(-LARGEST, min(LARGEST, value))
+def _plain(value: Any) -> Any:
+    """JSON's types: numpy's and torch's numbers as Python's; null for NaN, the largest number for infinities."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return None if math.isnan(value) else max(-LARGEST, min(LARGEST, value))
+    return value
