@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 PATTERN_SECONDS = 1.0
 WORKER_START_SECONDS = 120.0
 WORKER_DOUBT_SECONDS = 15.0  # after which a start is looked into
+WORKER_END_SECONDS = 3.0
 SURVIVED = 77  # the exit code of a process that has imported the function; one that was ended has another
 MAX_WORKERS = 4
 
@@ -123,8 +124,12 @@ class Grader:
 
     def _stop(self) -> None:
         if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
+            self._pool.close()
+            try:  # a worker that is only starting would complain, on the screen, that its parent is gone
+                self._pool.join(timeout=WORKER_END_SECONDS)
+            except TimeoutError:
+                self._pool.stop()
+                self._pool.join()
             self._pool = None
 
     def _check_import(self) -> None:

@@ -34,7 +34,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     assert done.returncode == 0, done.stdout + done.stderr
     page = (folder / "ledger.html").read_text(encoding="utf-8")
     assert page.count("<svg") > 15
-    assert not re.search(r'(?:href|src)="(?!#)', page)
+    assert not re.search(r'(?:href|src)="(?!#|data:)', page)
     return json.loads((folder / "ledger.json").read_text(encoding="utf-8"))
 
 
