@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from logra_ref.projection import Kind, Projection, projection_seed, reconstruction_energy
+from logra_ref.update import Factor, lifted_square
 from validation.claim import Comparison, Setting
 from validation.shapes import QWEN_1_5B
 from validation.spread import Prediction, Spectrum, predict
@@ -38,7 +39,7 @@ class GivenRows:
     def project(self, x: Tensor) -> Tensor:
         return x @ self.rows.T
 
-    def gram(self, dtype: torch.dtype = torch.float64) -> Tensor:
+    def gram(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         return self.rows.double() @ self.rows.double().T
 
 
@@ -49,12 +50,12 @@ def reconstruct(
 
     With S = G Aᵀ from ``Projection.project``, ⟨G, Ĝ⟩ = ‖S‖² and ‖Ĝ‖² = tr(SᵀS · AAᵀ): d plays no part but in SᵀS.
     """
-    gram, found = projection.gram(dtype=gradients[0].dtype), []
+    found = []
     for gradient in gradients:
         sketch = projection.project(gradient).double()
         inner = float(sketch.square().sum())
         norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
-        lifted = float(((sketch.T @ sketch) * gram).sum()) ** 0.5
+        lifted = float(lifted_square(Factor.of(sketch), projection)) ** 0.5
         # A sketch of zeros, which only a wrong projection gives, has no direction.
         found.append((inner / norm**2, inner / (norm * lifted) if lifted > 0 else 0.0))
     return found
