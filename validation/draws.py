@@ -19,12 +19,12 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 LARGE = (8, 40, 8)  # d, k, r; Hadamard pads k to 64
 
 
-def reconstruct(projection: Projection, g: Float[Tensor, "d k"]) -> Float[Tensor, "d k"]:
+def reconstructed(projection: Projection, g: Float[Tensor, "d k"]) -> Float[Tensor, "d k"]:
     """Ĝ = G AᵀA by the code's own two products."""
     return projection.lift(projection.project(g))
 
 
-def simulate(kind: Kind, setting: Setting, count: int) -> dict[str, np.ndarray]:
+def draw_many(kind: Kind, setting: Setting, count: int) -> dict[str, np.ndarray]:
     """Reconstructions of one G for many seeds of one kind of projection.
 
     Gives G, the mean and the standard deviation of Ĝ, and for each seed the alignment ⟨Ĝ, G⟩/‖G‖², the energy
@@ -36,12 +36,12 @@ def simulate(kind: Kind, setting: Setting, count: int) -> dict[str, np.ndarray]:
     aligned, energy, same_seed = [], [], []
     for update in setting.track(range(1, count + 1), f"C01 {kind}"):
         projection = Projection(kind, r, k, projection_seed(base, update, "w"))
-        lifted = reconstruct(projection, g)
+        lifted = reconstructed(projection, g)
         total, squares = total + lifted, squares + lifted.square()
         aligned.append(float((lifted * g).sum() / g.square().sum()))
         energy.append(float(lifted.square().sum() / g.square().sum()))
         own = projection.entries(dtype=torch.float64)
-        same_seed.append(float((reconstruct(projection, own) * own).sum() / own.square().sum()))
+        same_seed.append(float((reconstructed(projection, own) * own).sum() / own.square().sum()))
     mean = total / count
     # Draws that never change have no spread; what is not 0 keeps every score a number.
     deviation = ((squares / count - mean.square()) * count / (count - 1)).clamp(min=1e-24).sqrt()
@@ -62,7 +62,7 @@ def error_of_averages(setting: Setting, most: int = 512) -> dict[str, list[float
     base, total = setting.derived_seed("averages"), torch.zeros_like(g)
     counts, errors = [], []
     for n in range(1, most + 1):
-        total += reconstruct(Projection("rademacher", r, k, projection_seed(base, n, "w")), g)
+        total += reconstructed(Projection("rademacher", r, k, projection_seed(base, n, "w")), g)
         if n & (n - 1) == 0:
             counts.append(float(n))
             errors.append(float((total / n - g).norm() / g.norm()))
@@ -70,6 +70,6 @@ def error_of_averages(setting: Setting, most: int = 512) -> dict[str, list[float
     return {"averaged": counts, "error": errors, "predicted": [math.sqrt(excess / n) for n in counts]}
 
 
-def interval(values: np.ndarray, z: float = 6) -> float:
+def error_of_mean(values: np.ndarray, z: float = 6) -> float:
     """z standard errors of the mean."""
     return float(z * values.std(ddof=1) / math.sqrt(len(values)))

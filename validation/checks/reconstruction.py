@@ -10,6 +10,7 @@ import numpy as np
 import scipy.stats
 
 from logra_ref.projection import Kind, reconstruction_energy
+from validation.allocation import allocation
 from validation.claim import Comparison, Measurement, NotMeasured, Setting, claim
 from validation.enumeration import enumerated_energy, hadamard_choices, sign_matrices
 from validation.real_gradients import comparisons, explanation, record, study
@@ -41,7 +42,7 @@ from validation.reconstruct import (
 def reconstruction(setting: Setting) -> Measurement:
     """Figure 5 from layer shapes alone, by simulation with those shapes, and on the gradients of a pretrained model."""
     trial = basis_trial(setting, (4, 16), 4 if setting.quick else 28)
-    lines = paper_figures() + energies() + simulated(setting) + [rank_one(setting)] + bases(trial)
+    lines = paper_figures() + energies() + simulated(setting) + [rank_one(setting)] + bases(trial) + allocation(setting)
     data: dict[str, Any] = {
         "ranks": list(RANKS),
         "first": {kind: [width_mean(kind, r) for r in RANKS] for kind in KINDS},

@@ -13,7 +13,7 @@ from logra_ref.direction import row_adam_direction
 from logra_ref.projection import Kind, Projection, projection_seed
 from logra_ref.toy import ModularSum, ToyPolicy
 from validation.claim import Comparison, Measurement, Setting, claim
-from validation.draws import KINDS, interval
+from validation.draws import KINDS, error_of_mean
 from validation.enumeration import enumerated_row_square, seeds_of_all_signs, sign_matrices
 from validation.rows import (
     BETA1,
@@ -188,7 +188,7 @@ def row_square(kind: Kind, setting: Setting, count: int) -> Comparison:
         f"mean of mean_j S_ij² · r/‖g_i‖², {kind}, k = {WIDTH}, r = {RANK}, {count:,} seeds",
         expected=1,
         measured=float(values.mean()),
-        tolerance=interval(values),
+        tolerance=error_of_mean(values),
         reason="6 standard errors of the mean",
         oracle="E[AᵀA] = I for every kind",
         control="A without its scale",
@@ -215,7 +215,7 @@ def across_refresh(setting: Setting, count: int) -> tuple[list[Comparison], dict
             f"mean of v_i/(1 − β₂^t) · r/‖g_i‖² after {EARLY} updates, each with its own A, {count} runs",
             expected=1,
             measured=float(early.mean()),
-            tolerance=interval(early),
+            tolerance=error_of_mean(early),
             reason="6 standard errors of the mean over runs",
             oracle="E_A[mean_j S_ij²] = ‖g_i‖²/r whatever A is",
             control="no bias correction",
@@ -226,7 +226,7 @@ def across_refresh(setting: Setting, count: int) -> tuple[list[Comparison], dict
             f"variance of the same after {UPDATES} updates, over its closed form",
             expected=1,
             measured=float(spread.mean()),
-            tolerance=interval(spread.mean(axis=1)),
+            tolerance=error_of_mean(spread.mean(axis=1)),
             reason="6 standard errors of the mean over runs",
             oracle="(2/r)(1 − Σp²) (1−β₂)(1+β₂^t)/((1+β₂)(1−β₂^t))",
             control="A kept from the first update, whose error stays",
@@ -237,7 +237,7 @@ def across_refresh(setting: Setting, count: int) -> tuple[list[Comparison], dict
             f"⟨M A_t, G⟩/‖G‖² of a first moment M (β₁ = 0.9) after {UPDATES} updates with the same G",
             expected=(1 - BETA1) / (1 - BETA1**UPDATES),
             measured=float(aligned.mean()),
-            tolerance=interval(aligned),
+            tolerance=error_of_mean(aligned),
             reason="6 standard errors of the mean over runs",
             oracle="only the present sketch belongs to A_t: its weight is (1 − β₁)/(1 − β₁^t)",
             control="A kept, where all of it comes back",

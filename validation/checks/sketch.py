@@ -14,7 +14,7 @@ import torch
 
 from logra_ref.projection import Kind, Projection, projection_seed, reconstruction_energy
 from validation.claim import Comparison, Measurement, Setting, claim
-from validation.draws import KINDS, LARGE, error_of_averages, interval, reconstruct, simulate
+from validation.draws import KINDS, LARGE, draw_many, error_of_averages, error_of_mean, reconstructed
 from validation.enumeration import (
     energy_of_independent_entries,
     enumerated_energy,
@@ -40,7 +40,7 @@ def exact_comparisons(setting: Setting) -> list[Comparison]:
     for seed in setting.track(seeds, "C01 every sign matrix"):
         projection = Projection("rademacher", RANK, width, seed)
         e = projection.entries(dtype=torch.float64).numpy()
-        lifted = reconstruct(projection, dense)
+        lifted = reconstructed(projection, dense)
         by_hand = (g @ e.T.astype(int)) @ e.astype(int)
         off = max(off, float(np.abs(RANK * lifted.numpy() - by_hand).max()))
         total += lifted
@@ -159,7 +159,7 @@ def closed_forms(setting: Setting) -> list[Comparison]:
 
 
 def random_comparisons(draws: dict[Kind, dict[str, np.ndarray]]) -> list[Comparison]:
-    """The figures of `simulate` for each kind beside their expectations."""
+    """The figures of `draw_many` for each kind beside their expectations."""
     _, k, r = LARGE
     found = []
     for kind, drawn in draws.items():
@@ -169,7 +169,7 @@ def random_comparisons(draws: dict[Kind, dict[str, np.ndarray]]) -> list[Compari
                 f"mean of ⟨GAᵀA, G⟩/‖G‖², {kind}, G {LARGE[:2]}, r = {r}, {count:,} seeds",
                 expected=1,
                 measured=float(drawn["alignment"].mean()),
-                tolerance=interval(drawn["alignment"]),
+                tolerance=error_of_mean(drawn["alignment"]),
                 reason="6 standard errors of the mean",
                 oracle="E[AᵀA] = I",
                 control="data drawn with the projection's own seed",
@@ -212,7 +212,7 @@ def random_comparisons(draws: dict[Kind, dict[str, np.ndarray]]) -> list[Compari
                 f"mean of ‖GAᵀA‖²/‖G‖², {kind}, the same seeds",
                 expected=float(energies[kind]),
                 measured=float(drawn["energy"].mean()),
-                tolerance=interval(drawn["energy"]),
+                tolerance=error_of_mean(drawn["energy"]),
                 reason="6 standard errors of the mean",
                 oracle="the closed form that enumeration and moments gave above",
                 control="1/√r missing when A is lifted",
@@ -226,7 +226,7 @@ def random_comparisons(draws: dict[Kind, dict[str, np.ndarray]]) -> list[Compari
 @claim("C01", "the sketch is unbiased, E[SA] = G", "§2.1")
 def unbiased(setting: Setting) -> Measurement:
     """Exact over every sign matrix, within an interval for all four kinds, with the second moments beside."""
-    draws = {kind: simulate(kind, setting, 400 if setting.quick else 1200) for kind in KINDS}
+    draws = {kind: draw_many(kind, setting, 400 if setting.quick else 1200) for kind in KINDS}
     edges = np.linspace(0, 2, 41)
     return Measurement(
         [
