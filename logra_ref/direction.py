@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Total = Callable[[Tensor], Tensor]
+from logra_ref.holding import Total, identity
 
 
-def identity(x: Tensor) -> Tensor:
-    """The sum over all ranks when there is one. Others hand in a function that sums a tensor over theirs."""
-    return x
-
-
-def sgd_direction(sketch: Float[Tensor, "d r"]) -> Float[Tensor, "d r"]:
+def sgd_direction(sketch: Float[Tensor, "d r"], *, total: Total = identity) -> Float[Tensor, "d r"]:
     """U = S. Raises ``FloatingPointError`` for a sketch that is not finite."""
-    require_finite(sketch)
+    require_finite(sketch, total)
     return sketch.clone()
 
 
@@ -44,7 +37,7 @@ def row_adam_direction(
 
     Raises ``FloatingPointError`` for a sketch that is not finite and ``ValueError`` for a step below 1.
     """
-    require_finite(sketch)
+    require_finite(sketch, total)
     if step < 1:
         raise ValueError(f"RowAdam counts applied updates from 1, not from {step}")
     second_moment = beta2 * second_moment + (1 - beta2) * sketch.square().mean(dim=1)
@@ -60,8 +53,9 @@ def row_adam_direction(
     return scaled * ratio, second_moment
 
 
-def require_finite(sketch: Tensor) -> None:
-    """Raise ``FloatingPointError`` if any number of a sketch is not finite."""
-    bad = int((~torch.isfinite(sketch)).sum())
+def require_finite(sketch: Tensor, total: Total = identity) -> None:
+    """Raise ``FloatingPointError``, at every holder of rows, if any number of a sketch is not finite."""
+    finite = torch.isfinite(sketch).sum()
+    bad, numbers = total(torch.stack([sketch.numel() - finite, finite.new_tensor(sketch.numel())])).tolist()
     if bad:
-        raise FloatingPointError(f"{bad} of {sketch.numel()} numbers of the sketch are not finite; nothing was changed")
+        raise FloatingPointError(f"{bad} of {numbers} numbers of the sketch are not finite; nothing was changed")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from logra_ref.direction import Total, identity, row_adam_direction, sgd_direction
+from logra_ref.direction import row_adam_direction, sgd_direction
 from logra_ref.projection import canonical_name
 from logra_ref.sketch import SketchSet
 from logra_ref.sync import round_rows
@@ -40,7 +40,6 @@ class LoGRA(torch.optim.Optimizer):
         epsilon: float = 1e-8,
         refresh: Literal["every_update", "fixed"] = "every_update",
         int8_factors: bool = False,
-        total: Total = identity,
     ) -> None:
         if not isinstance(sketches, SketchSet):
             raise TypeError("LoGRA takes the sketches of a model, attach_sketches(model, rank), not its parameters")
@@ -52,7 +51,7 @@ class LoGRA(torch.optim.Optimizer):
             raise ValueError(f"refresh {refresh!r} is unknown; choose every_update or fixed")
         if not (0 <= beta2 < 1 and epsilon > 0):
             raise ValueError(f"RowAdam wants 0 ≤ beta2 < 1 and epsilon > 0, not {beta2} and {epsilon}")
-        self.sketches, self.direction, self.refresh, self.total = sketches, direction, refresh, total
+        self.sketches, self.direction, self.refresh = sketches, direction, refresh
         self.int8_factors = int8_factors
         self._proposal: FactoredUpdate | None = None
         self._moments: dict[str, Tensor] = {}
@@ -94,7 +93,7 @@ class LoGRA(torch.optim.Optimizer):
         factors, moments = {}, {}
         for name, layer in self.sketches.layers.items():
             if self.direction == "sgd":
-                direction = sgd_direction(layer.sketch)
+                direction = sgd_direction(layer.sketch, total=self.sketches.holding.total)
             else:
                 held = self.state[layer.weight].get("second_moment")
                 direction, moments[name] = row_adam_direction(
@@ -103,13 +102,13 @@ class LoGRA(torch.optim.Optimizer):
                     step=group["update"],
                     beta2=group["beta2"],
                     epsilon=group["epsilon"],
-                    total=self.total,
+                    total=self.sketches.holding.total,
                 )
             factors[name] = round_rows(direction) if self.int8_factors else Factor.of(direction)
         self._moments = moments
         drawn_for = group["update"] if self.refresh == "every_update" else 1
         self._proposal = FactoredUpdate(
-            self.sketches.layers, factors, update=drawn_for, update_ratio=group["lr"], total=self.total
+            self.sketches.layers, factors, update=drawn_for, update_ratio=group["lr"], holding=self.sketches.holding
         )
         return self._proposal
 
@@ -149,8 +148,8 @@ class LoGRA(torch.optim.Optimizer):
             raise ValueError(f"the state is for {len(held)} matrices {held[:2]}…, not for those of this model")
         for index, layer in enumerate(self.sketches.layers.values()):
             moment = state_dict["state"].get(index, {}).get("second_moment")
-            if moment is not None and tuple(moment.shape) != (layer.out_features,):
-                raise ValueError(f"a second moment of {tuple(moment.shape)} is not for {layer.out_features} rows")
+            if moment is not None and tuple(moment.shape) != (len(layer.sketch),):
+                raise ValueError(f"a second moment of {tuple(moment.shape)} is not for {len(layer.sketch)} rows")
         super().load_state_dict(state_dict)
         self._next_projections()
 

@@ -9,7 +9,9 @@ the exact KL of a small step (``probe_finite_difference``), or of the step itsel
 
 A probe takes the contexts in any form and in any blocks, and ``logits_of``, which runs the model on one block and
 returns the logits (p, v) at its response positions. It must be a pure function of block and weights: no dropout, no
-cache. Sketches are not touched: nothing here calls backward.
+cache. Where p v numbers are too many, it returns the hidden states (p, h) before an output layer that the update
+leaves as it is, and ``readout`` makes logits of some positions at a time. Sketches are not touched: nothing here
+calls backward.
 """
 
 from __future__ import annotations
@@ -23,11 +25,18 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from logra_ref.direction import Total, identity
+from logra_ref.holding import Total, identity
 from logra_ref.update import FactoredUpdate
 
 Block = TypeVar("Block")
 LogitsOf = Callable[[Block], Tensor]
+Readout = Callable[..., Tensor]
+"""``readout(measure, *hidden)``: the values that ``measure(*logits)`` has for each position, joined."""
+
+
+def whole(measure: Callable[..., Float[Tensor, " p"]], *logits: Float[Tensor, "p v"]) -> Float[Tensor, " p"]:
+    """The readout for logits that are there: all positions at once."""
+    return measure(*logits)
 
 
 def predicted_kl(logits: Float[Tensor, "p v"], rates: Float[Tensor, "p v"], temperature: float) -> Float[Tensor, " p"]:
@@ -63,18 +72,30 @@ def _centred(logits: Tensor, change: Tensor, temperature: float, factor: float) 
 
 
 def probe_jvp(
-    update: FactoredUpdate, contexts: Iterable[Block], logits_of: LogitsOf, *, temperature: float
+    update: FactoredUpdate,
+    contexts: Iterable[Block],
+    logits_of: LogitsOf,
+    *,
+    temperature: float,
+    readout: Readout = whole,
 ) -> Float[Tensor, " p"]:
     """q(D) position by position from one forward-mode pass, each layer adding −η (x Aᵀ) Uᵀ to its rate.
 
     Scaled-dot-product attention is held to its MATH form, the only one with a forward mode. Raises ``RuntimeError``
     where the model has an operation without one, naming the alternative, and where no rate arrives at the logits.
     """
+
+    def coefficient(logits: Tensor) -> Tensor:
+        value, rate = forward_ad.unpack_dual(logits)
+        if rate is None:
+            raise RuntimeError("no rate of change arrived at the logits: inference mode, or no selected layer ran")
+        return predicted_kl(value, rate, temperature)
+
     found = []
     with torch.no_grad(), update.tangents(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
         for block in contexts:
             try:
-                logits, rates = forward_ad.unpack_dual(logits_of(block))
+                found.append(readout(coefficient, logits_of(block)))
             except (RuntimeError, NotImplementedError) as error:
                 if "forward" not in str(error):
                     raise
@@ -82,33 +103,46 @@ def probe_jvp(
                     f"forward-mode differentiation failed ({error}); load the model with eager or sdpa attention, "
                     "or use the finite-difference probe"
                 ) from error
-            if rates is None:
-                raise RuntimeError("no rate of change arrived at the logits: inference mode, or no selected layer ran")
-            found.append(predicted_kl(logits, rates, temperature))
     return torch.cat(found)
 
 
 def probe_finite_difference(
-    update: FactoredUpdate, contexts: Iterable[Block], logits_of: LogitsOf, *, temperature: float, step: float = 0.1
+    update: FactoredUpdate,
+    contexts: Iterable[Block],
+    logits_of: LogitsOf,
+    *,
+    temperature: float,
+    step: float = 0.1,
+    readout: Readout = whole,
 ) -> Float[Tensor, " p"]:
     """q(D) position by position as the exact KL at ±h over h²; the mean of both signs has no cubic term.
 
     The displaced models are computed from the factors; no weight changes. ``step`` is h, a fraction of the proposal.
     """
+
+    def coefficient(logits: Tensor, ahead: Tensor, behind: Tensor) -> Tensor:
+        kl = exact_kl(logits, ahead, temperature) + exact_kl(logits, behind, temperature)
+        return kl / (2 * step**2)
+
     found = []
     with torch.no_grad():
         for block in contexts:
-            logits = logits_of(block)
-            kl = []
+            here, displaced = logits_of(block), []
             for alpha in (step, -step):
                 with update.displaced(alpha):
-                    kl.append(exact_kl(logits, logits_of(block), temperature))
-            found.append((kl[0] + kl[1]) / (2 * step**2))
+                    displaced.append(logits_of(block))
+            found.append(readout(coefficient, here, *displaced))
     return torch.cat(found)
 
 
 def probe_exact(
-    update: FactoredUpdate, contexts: Iterable[Block], logits_of: LogitsOf, *, temperature: float, alpha: float = 1.0
+    update: FactoredUpdate,
+    contexts: Iterable[Block],
+    logits_of: LogitsOf,
+    *,
+    temperature: float,
+    alpha: float = 1.0,
+    readout: Readout = whole,
 ) -> Float[Tensor, " p"]:
     """The exact KL of the merged step α, over α²: apply, measure, restore the weights bit for bit.
 
@@ -116,7 +150,7 @@ def probe_exact(
     that neither of them can run.
     """
     contexts = list(contexts)
-    weights = [layer.weight for layer in update.layers.values()]
+    weights = list(update.weights.values())
     with torch.no_grad():
         before = [logits_of(block) for block in contexts]
         copies = [weight.clone() for weight in weights]
@@ -126,7 +160,11 @@ def probe_exact(
         finally:
             for weight, copy in zip(weights, copies, strict=True):
                 weight.copy_(copy)
-    return torch.cat([exact_kl(z, new, temperature) for z, new in zip(before, after, strict=True)]) / alpha**2
+
+    def kl(logits: Tensor, new_logits: Tensor) -> Tensor:
+        return exact_kl(logits, new_logits, temperature)
+
+    return torch.cat([readout(kl, *pair) for pair in zip(before, after, strict=True)]) / alpha**2
 
 
 def mean_and_error(

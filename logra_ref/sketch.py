@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from logra_ref.holding import WHOLE, Holding
 from logra_ref.projection import Kind, Projection, canonical_name, projection_seed
 
 DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -31,11 +32,12 @@ class SketchedLinear(nn.Linear):
     it stay. Projection and sketch are plain attributes: neither saved nor sharded with the parameters.
     """
 
-    sketch: Float[Tensor, "d r"]
+    sketch: Float[Tensor, "own r"]
     projection: Projection
+    holding: Holding
     paused: bool
     contributions: int
-    factor: Float[Tensor, "d r"] | None
+    factor: Float[Tensor, "own r"] | None
     moving: bool
 
     def forward(self, x: Float[Tensor, "*n k"]) -> Float[Tensor, "*n d"]:
@@ -49,16 +51,24 @@ class SketchedLinear(nn.Linear):
 
     def _displaced(self, x: Tensor) -> Tensor:
         """x (W + U A)ᵀ without touching W: x Wᵀ + (x Aᵀ) Uᵀ."""
-        return F.linear(x, self.weight, self.bias) + F.linear(self.projection.project(x), self.factor.to(x.dtype))
+        return F.linear(x, self.weight, self.bias) + self._along(x)
 
     def _tangent(self, x: Tensor) -> Tensor:
         """Forward mode along U A: ẏ = ẋ Wᵀ + (x Aᵀ) Uᵀ, value and first term in one product."""
         value, rate = forward_ad.unpack_dual(x)
-        own = F.linear(self.projection.project(value), self.factor.to(value.dtype))
+        own = self._along(value)
         if rate is None:
             return forward_ad.make_dual(F.linear(value, self.weight, self.bias), own)
         y, y_rate = F.linear(torch.stack([value, rate]), self.weight).unbind(0)
         return forward_ad.make_dual(y if self.bias is None else y + self.bias, y_rate + own)
+
+    def _along(self, x: Tensor) -> Tensor:
+        """(x Aᵀ) Uᵀ for the factor U that is set."""
+        factor = self.holding.whole(self.factor.to(x.dtype), self.out_features)
+        return F.linear(self.projection.project(x), factor)
+
+    def _add(self, contribution: Float[Tensor, "own r"]) -> None:
+        self.sketch.add_(contribution, alpha=self.projection.scale)
 
 
 class _SketchingProduct(torch.autograd.Function):
@@ -75,7 +85,9 @@ class _SketchingProduct(torch.autograd.Function):
         projected, weight = ctx.saved_tensors
         layer, sum_type = ctx.layer, ctx.layer.sketch.dtype
         rows, projected = delta.reshape(-1, delta.shape[-1]), projected.reshape(-1, projected.shape[-1])
-        layer.sketch.addmm_(rows.to(sum_type).T, projected.to(sum_type), alpha=layer.projection.scale)
+        with torch.autocast(rows.device.type, enabled=False):  # it would make this product in its own type again
+            contribution = rows.to(sum_type).T @ projected.to(sum_type)
+        layer.holding.collect(contribution, layer._add)
         layer.contributions += 1
         needs_x, _, needs_bias = ctx.needs_input_grad[:3]
         return (
@@ -93,11 +105,13 @@ class SketchSet:
     ``refresh(update)`` draws every projection anew; ``zero_()`` empties the sketches before the first microbatch.
     """
 
-    def __init__(self, layers: dict[str, SketchedLinear], rank: int, kind: Kind, seed: int) -> None:
-        self.layers, self.rank, self.kind, self.seed = layers, rank, kind, seed
+    def __init__(
+        self, layers: dict[str, SketchedLinear], rank: int, kind: Kind, seed: int, holding: Holding = WHOLE
+    ) -> None:
+        self.layers, self.rank, self.kind, self.seed, self.holding = layers, rank, kind, seed, holding
         self.refresh(update=1)
 
-    def sketches(self) -> dict[str, Float[Tensor, "d r"]]:
+    def sketches(self) -> dict[str, Float[Tensor, "own r"]]:
         return {name: layer.sketch for name, layer in self.layers.items()}
 
     def weights(self) -> dict[str, Float[Tensor, "d k"]]:
@@ -132,7 +146,7 @@ class SketchSet:
         """Turn the layers back into ``nn.Linear`` and their weights into ordinary trainable parameters."""
         for layer in self.layers.values():
             layer.__class__ = nn.Linear
-            for attribute in ("sketch", "projection", "paused", "contributions", "factor", "moving"):
+            for attribute in ("sketch", "projection", "holding", "paused", "contributions", "factor", "moving"):
                 delattr(layer, attribute)
             layer.weight.requires_grad_(True)
         self.layers = {}
@@ -180,12 +194,13 @@ def attach_sketches(
     targets: Iterable[str] = DEFAULT_TARGETS,
     seed: int = 0,
     kind: Kind = "rademacher",
+    holding: Holding = WHOLE,
 ) -> SketchSet:
     """Give every linear layer of ``model`` whose name ends in one of ``targets`` a sketch of ``rank`` columns.
 
     The selected weights no longer ask for a gradient; other parameters are left as they are. Sketches are fp32, or
-    fp64 for fp64 weights. Raises ``ValueError``, before anything is changed, for layers that cannot be sketched
-    (``select_layers``) and for a rank that the kind of projection does not have.
+    fp64 for fp64 weights, and have the rows that ``holding`` holds. Raises ``ValueError``, before anything is changed,
+    for layers that cannot be sketched (``select_layers``) and for a rank that the kind of projection does not have.
     """
     layers = select_layers(model, targets)
     for layer in layers.values():
@@ -193,9 +208,10 @@ def attach_sketches(
     for layer in layers.values():
         layer.__class__ = SketchedLinear
         layer.weight.requires_grad_(False)
-        layer.sketch = torch.zeros(layer.out_features, rank, dtype=layer.weight.dtype, device=layer.weight.device)
-        layer.paused, layer.contributions, layer.factor, layer.moving = False, 0, None, False
-    return SketchSet(layers, rank, kind, seed)
+        own = holding.own(layer.weight)
+        layer.sketch = torch.zeros(len(own), rank, dtype=own.dtype, device=own.device)
+        layer.holding, layer.paused, layer.contributions, layer.factor, layer.moving = holding, False, 0, None, False
+    return SketchSet(layers, rank, kind, seed, holding)
 
 
 def last_part(name: str) -> str:

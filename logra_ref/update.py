@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from logra_ref.direction import Total, identity
+from logra_ref.holding import WHOLE, Holding
 from logra_ref.projection import Projection
 from logra_ref.sketch import SketchedLinear
 
@@ -70,8 +70,7 @@ class FactoredUpdate:
     """The proposal: for each selected matrix U and A, and one η for all.
 
     ``update`` is the number of the update that the projections were drawn for (1 throughout if they are fixed),
-    ``weight_norm`` the norm of the selected weights, ``update_ratio`` is ρ; ``total`` sums over all ranks where each
-    holds some of the rows.
+    ``weight_norm`` the norm of the selected weights, ``update_ratio`` is ρ; ``holding`` is who holds which rows.
     """
 
     def __init__(
@@ -81,16 +80,17 @@ class FactoredUpdate:
         *,
         update: int,
         update_ratio: float,
-        total: Total = identity,
+        holding: Holding = WHOLE,
     ) -> None:
         self.layers, self.factors, self.update = dict(layers), dict(factors), update
         self.projections = {name: layer.projection for name, layer in self.layers.items()}
+        self.weights = {name: holding.own(layer.weight) for name, layer in self.layers.items()}
         squares = [lifted_square(factor, self.projections[name]) for name, factor in self.factors.items()]
-        weights = [torch.linalg.vector_norm(w.weight.detach(), dtype=torch.float64) ** 2 for w in self.layers.values()]
-        lifted, held = total(torch.stack([torch.stack(squares).sum(), torch.stack(weights).sum()])).sqrt().tolist()
-        self.weight_norm = held
-        self.eta = nominal_step(lifted, held, update_ratio)
-        self._lifted_norm = lifted
+        held = [torch.linalg.vector_norm(weight, dtype=torch.float64) ** 2 for weight in self.weights.values()]
+        lifted_norm, weight_norm = holding.total(torch.stack([sum(squares), sum(held)])).sqrt().tolist()
+        self.weight_norm = weight_norm
+        self.eta = nominal_step(lifted_norm, weight_norm, update_ratio)
+        self._lifted_norm = lifted_norm
 
     def norm(self) -> float:
         """‖D‖_F = η ‖U A‖_F over all matrices."""
@@ -109,8 +109,8 @@ class FactoredUpdate:
         if not math.isfinite(alpha):
             raise FloatingPointError(f"step multiplier α = {alpha} is not finite; nothing was changed")
         coefficients = self.coefficients(alpha)
-        for name, layer in self.layers.items():
-            merge_rows_(layer.weight, self.factors[name].levels, coefficients[name], self.projections[name])
+        for name, weight in self.weights.items():
+            merge_rows_(weight, self.factors[name].levels, coefficients[name], self.projections[name])
 
     @contextmanager
     def displaced(self, alpha: float) -> Iterator[None]:

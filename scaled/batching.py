@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, PreTrainedModel
 
 from scaled.records import Response
 
@@ -66,23 +65,17 @@ def microbatches(
     ]
 
 
-def response_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Logits (p, v) at the response positions alone: elsewhere the output layer is not run.
-
-    What all prompts begin with is run once, and its keys and values serve every row; gradients and rates of change
-    flow through them, so the result is the same. Checkpointing, which keeps no keys and values, goes without.
-    """
-    shared, cache = batch.shared, None
-    if (model.is_gradient_checkpointing and model.training) or len(batch.input_ids) == 1:
-        shared = 0
-    if shared:
-        cache = DynamicCache()
-        model.base_model(input_ids=batch.input_ids[:1, :shared], past_key_values=cache, use_cache=True)
-        cache.batch_repeat_interleave(len(batch.input_ids))
-    hidden = model.base_model(
-        input_ids=batch.input_ids[:, shared:], past_key_values=cache, use_cache=shared > 0
-    ).last_hidden_state
-    return model.get_output_embeddings()(hidden[batch.predicts[:, shared:]])
+def no_response(pad_id: int, device: torch.device) -> Batch:
+    """A batch of one pad and no response: what a rank runs while others have one more, since all gather weights."""
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    return Batch(
+        input_ids=torch.full((1, 1), pad_id, device=device),
+        predicts=torch.zeros(1, 1, dtype=torch.bool, device=device),
+        targets=nothing,
+        rollout_log_probs=nothing.float(),
+        response=nothing,
+        shared=0,
+    )
 
 
 def shared_beginning(prompts: Sequence[tuple[int, ...]]) -> int:

@@ -7,11 +7,11 @@ import re
 import sys
 from pathlib import Path
 
-from scaled.checkpoint import latest_checkpoint, load_state
+from scaled.checkpoint import latest_checkpoint, verify
 from scaled.config import ModelConfig, RunConfig
 from scaled.config_file import load_config
 from scaled.errors import UserError
-from scaled.model import computing, load_model
+from scaled.model import computing, load_model, require_name
 from scaled.records import Message, Problem
 from scaled.rollout import generate
 from scaled.seeds import derive_seed
@@ -68,15 +68,14 @@ def chat(name: str, temperature: float) -> None:
 
 def find_model(name: str) -> tuple[ModelConfig, RunConfig | None]:
     """The model of a run's last checkpoint and the run's configuration, or any other model and None."""
-    if not name:
-        raise UserError("the name of the run or model is empty; give a run's folder, a model's folder or its name")
+    require_name(name)
     run = Path(name)
-    if not (run / "config.yaml").is_file():
+    if not (run / "config.yaml").exists():
         return ModelConfig(path=name), None
     config, checkpoint = load_config(run), latest_checkpoint(run)
     if checkpoint is None:
         raise UserError(f"run {run} has no checkpoint yet; `logra chat {config.model.path}` asks the model before it")
-    load_state(checkpoint)  # it compares every file with its digest
+    verify(checkpoint)
     return config.model.model_copy(update={"path": str(checkpoint / "model")}), config
 
 

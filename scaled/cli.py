@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -54,7 +55,9 @@ def train(
         raise typer.Exit(2 if missing else 0)
     from scaled.train import train as train_run
 
-    print(f"report: {train_run(settings, resume=resume)}")
+    report = train_run(settings, resume=resume)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"report: {report}")
 
 
 @app.command(epilog="Example: logra model smollm2 models/smollm2")

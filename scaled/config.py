@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import regex
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from logra_ref.projection import Kind
 from logra_ref.sketch import DEFAULT_TARGETS
-
-Text = Annotated[str, Field(min_length=1)]
-MOST = 1e6  # no setting makes sense beyond it, and products of larger ones overflow fp32
-Finite = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
-Temperature = Annotated[float, Field(ge=1e-3, le=MOST, allow_inf_nan=False)]
-LocalPath = Annotated[Path, AfterValidator(Path.expanduser)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """A part of the configuration. Unknown keys are errors; the text under a field explains it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_a_number_and_no_nul(cls, value: Any, info: ValidationInfo) -> Any:
-        # Lax mode is needed (YAML 1.1 reads 1e-3 as text), but it would also take `rank: true` for 1.
-        items = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(item, str) and "\0" in item for item in items):
-            raise ValueError("must not hold the character NUL")
-        if cls.model_fields[info.field_name].annotation is not bool and any(isinstance(item, bool) for item in items):
-            raise ValueError("must not be true or false (yes, no, on and off are the same in YAML)")
-        return value
+from scaled.section import (
+    MOST_COUNTED,
+    Count,
+    CountOrZero,
+    Finite,
+    Fraction,
+    LocalPath,
+    NonNegative,
+    Positive,
+    Section,
+    Temperature,
+    Text,
+)
 
 
 class ModelConfig(Section):
@@ -56,6 +33,8 @@ class ModelConfig(Section):
     """The type of the forward and backward products. Weights are stored in fp32 in any case."""
     gradient_checkpointing: bool = True
     """Recompute activations in backward instead of keeping them."""
+    logit_rows: Count = 1024
+    """Positions whose logits exist at a time, each the vocabulary's size in fp32."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """The attention implementation of transformers. Both have the forward mode that the JVP probe needs."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
@@ -71,7 +50,7 @@ class DataConfig(Section):
     """A jsonl file with `messages` and `answer` in each row."""
     held_out_file: LocalPath | None = None
     """The jsonl file for evaluation; without one, `held_out` rows are split off `file`."""
-    held_out: Annotated[int, Field(ge=0)] = 256
+    held_out: CountOrZero = 256
     """Problems kept apart for evaluation."""
 
     @model_validator(mode="after")
@@ -84,17 +63,17 @@ class DataConfig(Section):
 class RolloutConfig(Section):
     """How responses are sampled."""
 
-    prompts: PositiveInt = 128
+    prompts: Count = 128
     """Problems in a batch."""
-    responses_per_prompt: PositiveInt = 1
+    responses_per_prompt: Count = 1
     """Responses to each problem."""
-    max_new_tokens: PositiveInt = 1024
+    max_new_tokens: Count = 1024
     """A response is cut after so many tokens."""
     temperature: Temperature = 1.0
     """The sampling temperature, also that of the policy in loss and KL."""
     stop: tuple[Text, ...] = ()
     """Strings that end a response, beside the model's end of turn."""
-    batch: PositiveInt = 64
+    batch: Count = 64
     """Responses generated at once."""
 
 
@@ -165,13 +144,13 @@ class ControlConfig(Section):
     """δ_max, the KL budget of the first update (nats a token)."""
     budget_min: NonNegative = 2e-5
     """δ_min, the KL budget from update `horizon` on."""
-    horizon: PositiveInt = 300
+    horizon: Count = 300
     """H, the updates over which the budget falls as a cosine."""
     probe: Literal["jvp", "finite_difference", "exact"] = "jvp"
     """How the predicted KL is measured."""
-    positions: PositiveInt | None = None
+    positions: Count | None = None
     """Responses are drawn at random for the probe until they have so many positions (default 256)."""
-    responses_per_rank: PositiveInt | None = None
+    responses_per_rank: Count | None = None
     """Instead of `positions`: a number of responses (the paper: 2)."""
     mismatch: bool = True
     """Whether the measured engine–trainer mismatch is taken off the budget."""
@@ -199,9 +178,9 @@ class DenseConfig(Section):
     """The learning rate after warm-up."""
     lr_min: NonNegative = 1e-7
     """The learning rate from update `horizon` on."""
-    warmup: Annotated[int, Field(ge=0)] = 9
+    warmup: CountOrZero = 9
     """Updates of linear warm-up."""
-    horizon: PositiveInt = 300
+    horizon: Count = 300
     """Updates over which the learning rate falls as a cosine."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """Adam's decays."""
@@ -217,12 +196,27 @@ class DenseConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    """LoRA adapters on the same layers, for comparison (the paper's settings)."""
+
+    rank: Annotated[int, Field(gt=0, le=2**20)] = 256
+    """r of the adapters."""
+    alpha: Positive | None = None
+    """α of the adapters, whose product is scaled by α/r; r if it is not given."""
+    lr: Positive = 2e-4
+    """AdamW's learning rate, the same throughout."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """AdamW's decays."""
+    epsilon: Positive = 1e-8
+    """AdamW's ε."""
+
+
 class EvaluationConfig(Section):
     """When and how held-out problems are answered."""
 
-    every: Annotated[int, Field(ge=0)] = 0
+    every: CountOrZero = 0
     """Evaluate after every so many updates (0: only before the first and after the last)."""
-    samples: PositiveInt = 1
+    samples: Count = 1
     """Sampled responses to each held-out problem (pass@1 is their mean, pass@k any of them)."""
     greedy: bool = True
     """Also one greedy response to each problem."""
@@ -233,9 +227,9 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     """When model and state are saved."""
 
-    every: Annotated[int, Field(ge=0)] = 50
+    every: CountOrZero = 50
     """Save after every so many updates (0: only after the last, and when interrupted)."""
-    keep_last: PositiveInt = 2
+    keep_last: Count = 2
     """Checkpoints kept; older ones are removed once a newer one is complete."""
 
 
@@ -246,11 +240,11 @@ class RunConfig(Section):
     """The folder of the run."""
     seed: int = 0
     """Every random choice of the run follows from it."""
-    method: Literal["logra", "dense"] = "logra"
-    """LoGRA, or dense Adam."""
-    updates: PositiveInt
+    method: Literal["logra", "dense", "lora"] = "logra"
+    """LoGRA, dense Adam, or LoRA adapters by AdamW."""
+    updates: Count
     """Train until so many updates were applied."""
-    microbatch: PositiveInt = 1
+    microbatch: Count = 1
     """Responses in one forward and backward pass."""
     threads: Annotated[int, Field(gt=0, le=1024)] | None = None
     """CPU threads of torch; its default if not given."""
@@ -276,13 +270,22 @@ class RunConfig(Section):
     """The step multiplier α and its KL budget."""
     dense: DenseConfig = DenseConfig()
     """Adam, for `method: dense`."""
+    lora: LoraConfig = LoraConfig()
+    """Adapters and AdamW, for `method: lora`."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """How and when held-out problems are answered."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When the model and the run's state are saved."""
 
     @model_validator(mode="after")
-    def _groups(self) -> RunConfig:
+    def _responses(self) -> RunConfig:
         if self.loss.advantage == "group_relative" and self.rollout.responses_per_prompt < 2:
             raise ValueError("`loss.advantage` group_relative needs `rollout.responses_per_prompt` of 2 or more")
+        split = self.data.held_out if self.data.held_out_file is None else 0
+        for a, b, name in (
+            (self.rollout.prompts, self.rollout.responses_per_prompt, "`rollout.prompts` × `responses_per_prompt`"),
+            (split, self.evaluation.samples, "`data.held_out` × `evaluation.samples`"),
+        ):
+            if a * b > MOST_COUNTED:
+                raise ValueError(f"{name} is {a} × {b} responses at once; make it {MOST_COUNTED} at most")
         return self

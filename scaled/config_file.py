@@ -74,6 +74,8 @@ KEYS = dict(_keys(RunConfig))
 def _find(path: Path) -> Path:
     for file in (path, path / "config.yaml"):
         if file.exists() and not file.is_dir():  # a pipe is as good as a file: logra train <(…)
+            if file.name == "config.yaml" and not file.is_file():  # of a run, which is read again and again
+                raise UserError(f"{file} is no ordinary file, and should be the configuration of the run; move it away")
             return file
     shipped = sorted(recipe.stem for recipe in SHIPPED.glob("*.yaml"))
     if path.parent == Path() and path.name.removesuffix(".yaml") in shipped:
@@ -138,7 +140,7 @@ def _explain(details: ErrorDetails, overridden: set[str]) -> Iterator[str]:
     elif details["type"] == "value_error":
         shown = "" if isinstance(value, dict) else f" = {_show(value)}"
         yield f"{key}{shown}{source}: {details['ctx']['error']}".removeprefix(": ")
-    elif isinstance(value, dict):  # a section's keys under a key that is none: `reward: {failure_reward: 0}`
+    elif isinstance(value, dict) and value:  # a section's keys under a key that is none: `reward: {failure_reward: 0}`
         for unknown in _leaves(key, value):
             yield f"{unknown}{source}: {_unknown(unknown)}"
     elif isinstance(about, type):

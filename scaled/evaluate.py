@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from scaled.answer import answer
 from scaled.config import RunConfig
 from scaled.errors import UserError
-from scaled.model import computing
+from scaled.ranks import ALONE, Ranks
 from scaled.records import Problem, Response, Score
-from scaled.rollout import generate
+from scaled.rewards import Grader
 from scaled.seeds import derive_seed
 
 RESAMPLES = 10_000
 AT_ONCE = 4_000_000  # problems drawn at once: 64 MB
 LEVEL = 0.95
 
-Grade = Callable[[Sequence[Response]], list[Score]]
 Answered = list[tuple[Response, Score]]
 
 
@@ -52,8 +52,9 @@ def evaluate(
     config: RunConfig,
     *,
     update: int,
-    grade: Grade,
-    advance: Callable[[int], None] | None = None,
+    grader: Grader,
+    advance: Callable[[int], None],
+    ranks: Ranks = ALONE,
 ) -> tuple[list[dict[str, Any]], dict[str, Answered]]:
     """Rows of the log, and the responses with their scores, for ``greedy`` (if it is wanted) and ``sampled``.
 
@@ -68,19 +69,17 @@ def evaluate(
         if name == "greedy" and not settings.greedy:
             continue
         started = perf_counter()
-        with computing(model, config.model):
-            responses = generate(
-                model,
-                tokenizer,
-                [problem for problem in problems for _ in range(samples)],
-                max_new_tokens=config.rollout.max_new_tokens,
-                temperature=temperature,
-                seed=derive_seed(config.seed, "evaluate"),
-                stop=config.rollout.stop,
-                batch=config.rollout.batch,
-                advance=advance,
-            )
-        scores = grade(responses)
+        responses, scores = answer(
+            model,
+            tokenizer,
+            [problem for problem in problems for _ in range(samples)],
+            config,
+            grader,
+            temperature=temperature,
+            seed=derive_seed(config.seed, "evaluate"),
+            advance=advance,
+            ranks=ranks,
+        )
         answered[name] = list(zip(responses, scores, strict=True))
         summary = summarise(responses, scores, samples, seed=derive_seed(config.seed, "bootstrap"))
         rows.append({"update": update, "eval": name, **summary, "seconds": perf_counter() - started})

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scaled.checkpoint import latest_checkpoint, load_state
+from scaled.checkpoint import latest_checkpoint, verify
 from scaled.config_file import load_config
 from scaled.data import load_data
 from scaled.errors import UserError
@@ -35,7 +35,7 @@ def evaluate_run(target: Path, overrides: Sequence[str]) -> list[dict[str, Any]]
             raise UserError(
                 f"run {target} has no checkpoint to evaluate; its {target / 'config.yaml'} can be evaluated"
             )
-        load_state(checkpoint)  # it compares every file with its digest
+        verify(checkpoint)
         source = source.model_copy(update={"path": str(checkpoint / "model")})
         update = int(checkpoint.name.rpartition("-")[2])
     if config.threads:
@@ -45,9 +45,7 @@ def evaluate_run(target: Path, overrides: Sequence[str]) -> list[dict[str, Any]]
         model, tokenizer = load_model(source)
         settings = config.evaluation
         progress.phase("evaluate", len(held_out) * (settings.samples + settings.greedy))
-        rows, _ = evaluate(
-            model, tokenizer, held_out, config, update=update, grade=grader.grade, advance=progress.advance
-        )
+        rows, _ = evaluate(model, tokenizer, held_out, config, update=update, grader=grader, advance=progress.advance)
         for row in rows:
             progress.finish_evaluation(row)
     return rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -9,10 +11,10 @@ import torch
 from torch import Tensor
 
 from logra_ref.rl import grpo_loss, importance_weights, ppo_loss, reinforce_loss, token_log_probs
-from scaled.batching import Batch, microbatches, probe_indices, response_logits
+from scaled.batching import Batch, microbatches, no_response, probe_indices
 from scaled.config import LossConfig
 from scaled.errors import NumericalTrouble
-from scaled.model import computing
+from scaled.policy import Policy
 from scaled.probe import Probe
 from scaled.records import Response
 from scaled.run import Run
@@ -25,22 +27,29 @@ def accumulate_gradients(run: Run, responses: list[Response], advantages: Tensor
     started = perf_counter()
     run.method.zero_grad()
     lengths = torch.tensor([len(response.token_ids) for response in responses], device=model.device)
-    blocks = microbatches(responses, range(len(responses)), config.microbatch, run.tokenizer.pad_token_id, model.device)
+    blocks = own_blocks(run, responses, range(len(responses)))
     run.progress.phase("backward", len(blocks))
-    largest = 0.0
+    largest, trouble = 0.0, None
     for block in blocks:
-        log_probs = token_log_probs(run_model(run, block), block.targets, config.rollout.temperature)
+        log_probs = response_log_probs(run.policy, block, config.rollout.temperature)
         weights = importance_weights(log_probs, block.rollout_log_probs, config.loss.importance_cap)
         loss = policy_loss(
             config.loss, log_probs, advantages[block.response], weights, lengths[block.response], lengths
         )
         if not torch.isfinite(loss):
-            raise NumericalTrouble(f"the loss of a microbatch is {loss.item()}; the update was refused")
+            trouble = f"the loss of a microbatch is {loss.item()}; the update was refused"
         loss.backward()
-        largest = max(largest, float(weights.max()))
+        largest = max([largest, *weights.tolist()])
         run.advance(1)
+    with run.ranks.together():  # not before: the others would wait for the weights of a rank that stopped
+        if trouble:
+            raise NumericalTrouble(trouble)
     tokens = sum(len(response.prompt_ids) + len(response.token_ids) for response in responses)
-    return {"importance_max": largest, "tokens": tokens, "seconds_train": perf_counter() - started}
+    return {
+        "importance_max": max(run.ranks.gather(largest)),
+        "tokens": tokens,
+        "seconds_train": perf_counter() - started,
+    }
 
 
 def policy_loss(
@@ -82,19 +91,29 @@ def build_probe(run: Run, responses: list[Response], batch_number: int) -> Probe
         responses=control.responses_per_rank,
         seed=derive_seed(config.seed, "probe", batch_number),
     )
-    blocks = microbatches(responses, chosen, config.microbatch, run.tokenizer.pad_token_id, run.model.device)
+    blocks = own_blocks(run, responses, chosen)
     run.progress.phase("probe", len(blocks))
     return Probe(
-        run.model,
+        run.policy,
         blocks,
-        lambda block: run_model(run, block),
         kind=control.probe,
         temperature=config.rollout.temperature,
         advance=run.advance,
+        total=run.ranks.total,
     )
 
 
-def run_model(run: Run, block: Batch) -> Tensor:
-    """Logits at the response positions, in the compute type of the run."""
-    with computing(run.model, run.config.model):
-        return response_logits(run.model, block)
+def own_blocks(run: Run, responses: list[Response], chosen: Sequence[int]) -> list[Batch]:
+    """This rank's share of the chosen responses in microbatches, as many as every other rank has."""
+    size, pad_id = run.config.microbatch, run.tokenizer.pad_token_id
+    by_length = sorted(chosen, key=lambda index: len(responses[index].prompt_ids) + len(responses[index].token_ids))
+    blocks = microbatches(responses, run.ranks.share(by_length), size, pad_id, run.model.device)
+    count = math.ceil(math.ceil(len(chosen) / run.ranks.world) / size)
+    return blocks + [no_response(pad_id, run.model.device)] * (count - len(blocks))
+
+
+def response_log_probs(policy: Policy, block: Batch, temperature: float) -> Tensor:
+    """The log-probabilities (p,) of the block's sampled tokens."""
+    return policy.readout(
+        lambda logits, targets: token_log_probs(logits, targets, temperature), policy(block), beside=[block.targets]
+    )

@@ -29,6 +29,9 @@ class StopRequest:
         if self.requested:
             raise Interrupted
 
+    def ask(self) -> None:
+        self.requested = True
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         signals = (signal.SIGINT, signal.SIGTERM)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from scaled.metrics import EVALUATION_FIELDS, UPDATE_FIELDS, JsonLines
 
-LARGEST = 1e300  # JSON allows numbers that no float holds
+LARGEST_COUNT = 10**15  # beyond it, an axis in floating point cannot tell neighbours apart
+LARGEST = 1e300  # of what is summed; JSON allows numbers that no float holds
 COUNTS = ("update", "batch")
 ALWAYS = ("seconds", "peak_bytes")
 SHARES = ("pass_at_1", "pass_at_k", "well_formed", "accuracy_of_well_formed", "problems", "samples")
@@ -41,7 +43,7 @@ def fields_trouble(row: dict[str, Any], fields: tuple[str, ...]) -> str | None:
             return f"the row has no `{name}`"
         value = row[name]
         if name in COUNTS:
-            wanted, right = "a whole number ≥ 0", type(value) is int and 0 <= value < LARGEST
+            wanted, right = "a whole number from 0 to 10^15", type(value) is int and 0 <= value <= LARGEST_COUNT
         elif name in TEXTS:
             wanted, right = "a text", isinstance(value, str) or (value is None and name == "skipped")
         elif "interval" in name:
@@ -53,11 +55,11 @@ def fields_trouble(row: dict[str, Any], fields: tuple[str, ...]) -> str | None:
             wanted, right = "null or a number", value is None or _is_finite(value)
         else:
             wanted = "null or a number"
-            right = value is None or _is_finite(value) or value in ("NaN", "Infinity", "-Infinity")
+            right = value is None or _is_finite(value, sys.float_info.max) or value in ("NaN", "Infinity", "-Infinity")
         if not right:
             return f"`{name}` is {value!r:.60}, not {wanted}"
     return None
 
 
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < LARGEST
+def _is_finite(value: Any, largest: float = LARGEST) -> bool:
+    return type(value) in (int, float) and abs(value) <= largest

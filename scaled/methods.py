@@ -1,23 +1,25 @@
-"""From gradients to weights: LoGRA, and dense Adam for comparison, behind one interface."""
+"""From gradients to weights: what every method offers, and LoGRA."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
-import torch
-from torch import nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from logra_ref import LoGRA, attach_sketches
+from logra_ref import LoGRA, Projection, attach_sketches
+from logra_ref.holding import WHOLE
 from logra_ref.sketch import select_layers
 from logra_ref.step_size import MismatchTracker, cosine_budget, step_scale
 from scaled.config import RunConfig
-from scaled.errors import UserError
 from scaled.probe import Probe
+from scaled.ranks import Ranks
 from scaled.seeds import derive_seed
+from scaled.sharding import ShardedRows, gathered, reshard
 
 
 @dataclass(frozen=True)
@@ -43,27 +45,38 @@ class Method(Protocol):
     """``step`` raises ``FloatingPointError`` before anything is changed if a gradient or q is not finite.
 
     ``commit`` is called right before the weights change: from there on an interrupt waits for the end of the step.
+    ``weights`` are those of the model as a Hugging Face folder has them, one after the other, whole. A checkpoint has
+    ``tensors`` (which are also what ``load`` is given: a fresh method's, filled in) and ``numbers`` (of JSON's types).
     """
 
     def zero_grad(self) -> None: ...
     def step(self, update: int, probe: Probe, mismatch: float | None, commit: Callable[[], None]) -> Step: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
+    def tensors(self) -> dict[str, Tensor]: ...
+    def numbers(self) -> dict[str, Any]: ...
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None: ...
 
 
 class LograMethod:
     """Sketch → direction → predicted KL → α → weights."""
 
-    def __init__(self, model: nn.Module, config: RunConfig) -> None:
-        self.control = config.control
-        settings = config.logra
+    @staticmethod
+    def prepare(model: PreTrainedModel, config: RunConfig) -> None:
+        """No weight has a gradient. Raises ``ValueError`` for layers that cannot be sketched."""
+        for layer in select_layers(model, config.logra.targets).values():
+            Projection(config.logra.kind, config.logra.rank, layer.in_features, 0)
         model.requires_grad_(False)
+
+    def __init__(self, model: PreTrainedModel, config: RunConfig, ranks: Ranks) -> None:
+        self.model, self.ranks, self.control = model, ranks, config.control
+        settings = config.logra
         self.sketches = attach_sketches(
             model,
             settings.rank,
             targets=settings.targets,
             seed=derive_seed(config.seed, "projection"),
             kind=settings.kind,
+            holding=WHOLE if ranks.world == 1 else ShardedRows(ranks),
         )
         self.optimizer = LoGRA(
             self.sketches,
@@ -79,7 +92,9 @@ class LograMethod:
         self.optimizer.zero_grad()
 
     def step(self, update: int, probe: Probe, mismatch: float | None, commit: Callable[[], None]) -> Step:
-        sketch_norm = math.sqrt(sum(float(s.double().square().sum()) for s in self.sketches.sketches().values()))
+        reshard(probe.policy)
+        squares = sum(sketch.double().square().sum() for sketch in self.sketches.sketches().values())
+        sketch_norm = math.sqrt(float(self.ranks.total(squares)))
         started = perf_counter()
         proposal = self.optimizer.propose()
         proposed = perf_counter()
@@ -99,6 +114,7 @@ class LograMethod:
 
         commit()
         merging = perf_counter()
+        reshard(probe.policy)
         self.optimizer.step(alpha=alpha)
         self.mismatch = tracker
         merged = perf_counter()
@@ -119,72 +135,30 @@ class LograMethod:
             sketch_norm=sketch_norm,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "mismatch": self.mismatch.smoothed}
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return gathered(self.model)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.mismatch = MismatchTracker(state["mismatch"])
+    def tensors(self) -> dict[str, Tensor]:
+        if self.optimizer.direction == "sgd":
+            return {}
+        found = {}
+        for name, layer in self.sketches.layers.items():
+            held = self.optimizer.state[layer.weight].get("second_moment")
+            own = layer.sketch.new_zeros(len(layer.sketch)) if held is None else held
+            found[f"{name}.second_moment"] = self.ranks.spread(own, layer.out_features)
+        return found
 
+    def numbers(self) -> dict[str, Any]:
+        group = self.optimizer.param_groups[0]
+        return {"update": group["update"], "drawn": group["drawn"], "mismatch": self.mismatch.smoothed}
 
-class DenseMethod:
-    """Adam on dense gradients: the paper's baseline. It predicts no KL; the realised one is measured alike."""
-
-    def __init__(self, model: nn.Module, config: RunConfig) -> None:
-        self.settings = config.dense
-        if self.settings.parameters == "targets":
-            model.requires_grad_(False)
-            for layer in select_layers(model, config.logra.targets).values():
-                layer.weight.requires_grad_(True)
-        else:
-            model.requires_grad_(True)
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.Adam(
-            self.parameters, lr=self.settings.lr, betas=self.settings.betas, eps=self.settings.epsilon
-        )
-
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad()
-
-    def step(self, update: int, probe: Probe, mismatch: float | None, commit: Callable[[], None]) -> Step:
-        if any(p.grad is not None and not torch.isfinite(p.grad).all() for p in self.parameters):
-            raise FloatingPointError("a gradient is not finite; nothing was changed")
-        started = perf_counter()
-        probe.record()
-        recorded = perf_counter()
-        self.optimizer.param_groups[0]["lr"] = self._learning_rate(update)
-        commit()
-        self.optimizer.step()
-        stepped = perf_counter()
-        realised = probe.realised_kl()
-        return Step(
-            realised_kl=realised,
-            seconds_probe=recorded - started + perf_counter() - stepped,
-            seconds_update=stepped - recorded,
-        )
-
-    def _learning_rate(self, update: int) -> float:
-        """Linear warm-up, then the cosine that the KL budget follows too."""
-        settings = self.settings
-        if update <= settings.warmup:
-            return settings.lr * update / settings.warmup
-        return cosine_budget(
-            update - settings.warmup,
-            budget_max=settings.lr,
-            budget_min=settings.lr_min,
-            horizon=max(settings.horizon - settings.warmup, 1),
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-
-
-def build_method(model: nn.Module, config: RunConfig) -> Method:
-    """The method of a configuration. Layers that cannot be trained are a ``UserError``."""
-    try:
-        return {"logra": LograMethod, "dense": DenseMethod}[config.method](model, config)
-    except ValueError as error:
-        raise UserError(f"{config.model.path} cannot be trained by {config.method}: {error}") from error
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        state = self.optimizer.state_dict()
+        state["param_groups"][0] |= {"update": numbers["update"], "drawn": numbers["drawn"]}
+        state["state"] = {
+            index: {"second_moment": self.ranks.own(tensors[f"{name}.second_moment"])}
+            for index, name in enumerate(self.sketches.layers)
+            if tensors
+        }
+        self.optimizer.load_state_dict(state)
+        self.mismatch = MismatchTracker(numbers["mismatch"])

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from scaled.checkpoint import save_text
 from scaled.errors import UserError
+from scaled.files import save_text
 
 UPDATE_FIELDS = {
     "update": "number of the update, from 1; of a skipped batch, the update that it would have been",

@@ -26,10 +26,7 @@ SAME_LOGITS = 1e-5  # of the largest logit: both ways make the same products, so
 
 def fetch_model(name: str, folder: Path) -> Path:
     """Save a model as fp32 in a folder of its own: ``smollm2``, a name on the hub, or another folder."""
-    if not name.strip():
-        raise UserError(
-            f"the model's name is empty; give a folder in Hugging Face format, a name on the hub, or {SMOLLM2}"
-        )
+    require_name(name)
     if name == SMOLLM2:
         return fetch_smollm2(folder)
     with new_folder(folder) as build:
@@ -43,8 +40,17 @@ def fetch_model(name: str, folder: Path) -> Path:
     return folder
 
 
+def require_name(name: str) -> None:
+    """Raises ``UserError`` for a name that is empty: as a path it would be the current folder."""
+    if not name.strip():
+        raise UserError(
+            f"the model's name is empty; give a folder in Hugging Face format, a name on the hub, or {SMOLLM2}"
+        )
+
+
 def resolve_model(name: str) -> str:
     """What transformers can load: a local folder (``smollm2`` is fetched if it is missing) or a name on the hub."""
+    require_name(name)
     if name == SMOLLM2:
         return str(fetch_smollm2(smollm2_folder()))
     path = Path(os.path.expanduser(name))  # Path's own raises for an unknown user
@@ -88,14 +94,7 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
             "Give the folder of a complete causal language model"
         )
     model = model.to(device).eval()
-    rows = model.get_input_embeddings().num_embeddings
-    if tokenizer.eos_token_id >= rows:
-        raise UserError(
-            f"the tokenizer of {config.path} ends a turn by {tokenizer.eos_token!r}, number {tokenizer.eos_token_id}, "
-            f"and the model knows {rows} tokens; set eos_token to one that the model was trained with"
-        )
-    if tokenizer.pad_token_id >= rows:
-        tokenizer.pad_token = tokenizer.eos_token
+    _fit_tokens(tokenizer, model, config.path)
     _check_output_layer(model, config.path)
     return model, tokenizer
 
@@ -111,6 +110,7 @@ def load_skeleton(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedToken
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     _check_tokenizer(tokenizer, config.path)
+    _fit_tokens(tokenizer, model, config.path)
     return model, tokenizer
 
 
@@ -162,6 +162,17 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
             f"the tokenizer of {name} has no end of turn; set tokenizer.eos_token and save it in the folder"
         )
     if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+
+
+def _fit_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, name: str) -> None:
+    rows = model.get_input_embeddings().num_embeddings
+    if tokenizer.eos_token_id >= rows:
+        raise UserError(
+            f"the tokenizer of {name} ends a turn by {tokenizer.eos_token!r}, number {tokenizer.eos_token_id}, "
+            f"and the model knows {rows} tokens; set eos_token to one that the model was trained with"
+        )
+    if tokenizer.pad_token_id >= rows:
         tokenizer.pad_token = tokenizer.eos_token
 
 

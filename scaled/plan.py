@@ -10,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel
 
+from logra_ref.projection import Projection
 from logra_ref.sketch import last_part
-from scaled.checkpoint import load_state
+from scaled.build import prepare_model
+from scaled.checkpoint import verify
 from scaled.config import RunConfig
 from scaled.data import load_data
 from scaled.errors import UserError
-from scaled.methods import build_method
 from scaled.model import load_skeleton, resolve_device
 from scaled.records import Problem
 from scaled.rewards import Grader
@@ -33,7 +34,7 @@ def plan(config: RunConfig, console: Console, *, resume: bool) -> list[str]:
     with _noting(missing):
         if resume:
             checkpoint = find_checkpoint(config)
-            load_state(checkpoint)  # it compares every file with its digest
+            verify(checkpoint)
             rows.append(("", f"goes on from {checkpoint}"))
         else:
             require_new_folder(config.run)
@@ -65,12 +66,13 @@ def plan(config: RunConfig, console: Console, *, resume: bool) -> list[str]:
 
 def describe_training(model: PreTrainedModel, config: RunConfig) -> Rows:
     """What is trained, and what each method keeps for it between updates. The model may have no weights."""
-    build_method(model, config)  # refuses what cannot be trained
+    prepare_model(model, config)  # refuses what cannot be trained
     targets = config.logra.targets
     weights = [layer.weight for name, layer in model.named_modules() if last_part(name) in targets]
     total, selected = (sum(tensor.numel() for tensor in tensors) for tensors in (model.parameters(), weights))
     rank = config.logra.rank
-    sketches, projections = (4 * rank * sum(weight.shape[side] for weight in weights) for side in (0, 1))
+    sketches = 4 * rank * sum(len(weight) for weight in weights)
+    projections = sum(Projection(config.logra.kind, rank, weight.shape[1], 0).kept_bytes for weight in weights)
     moments = 4 * sum(len(weight) for weight in weights) if config.logra.direction == "row_adam" else 0
     dense = total if config.dense.parameters == "all" else selected
     trained = dense if config.method == "dense" else selected

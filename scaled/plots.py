@@ -41,6 +41,7 @@ STYLE = {
     "legend.labelcolor": "#30384a",
 }
 FEW = 60  # points that are drawn one by one
+TINY, HUGE = 1e-100, 1e100  # far beyond what is measured; matplotlib's axes underflow and overflow not far beyond them
 
 
 class Plot(NamedTuple):
@@ -54,6 +55,11 @@ class Plot(NamedTuple):
 def number(value: Any) -> float:
     """A value of a row; NaN where there is none. (A log has NaN and infinities as strings, which ``float`` takes.)"""
     return math.nan if value is None else float(value)
+
+
+def drawn(value: float) -> float:
+    """The value as an axis takes it: NaN, a gap, where it is infinite or huge, and 0 where it is tiny."""
+    return math.nan if not abs(value) <= HUGE else value if abs(value) >= TINY else 0.0
 
 
 def kl_ratios(updates: Rows) -> list[float]:
@@ -77,15 +83,15 @@ class _Plots:
         self.at = [row["update"] for row in rows]
 
     def column(self, field: str, scale: float = 1.0) -> list[float]:
-        return [scale * number(row.get(field)) for row in self.rows]
+        return [drawn(scale * number(row.get(field))) for row in self.rows]
 
     def has(self, *fields: str) -> bool:
-        """Whether each of the fields has a value, above zero and finite, that a plot can show."""
-        return all(any(value > 0 and math.isfinite(value) for value in self.column(field)) for field in fields)
+        """Whether each of the fields has a value above zero that a plot can show."""
+        return all(any(value > 0 for value in self.column(field)) for field in fields)
 
     def line(self, axes: Axes, heights: Sequence[float], colour: str, label: str, style: str = "-") -> None:
         """A line, with a mark for each value if they are few; with style ``o`` the marks alone."""
-        shown = [h if math.isfinite(h) and (h > 0 or axes.get_yscale() != "log") else math.nan for h in heights]
+        shown = [h if h > 0 or axes.get_yscale() != "log" else math.nan for h in map(drawn, heights)]
         few = len(shown) <= FEW
         marks = "o" if few and style == "-" else ""
         axes.plot(self.at, shown, style + marks, color=colour, label=label, markersize=4 if few else 1.5)
@@ -105,7 +111,7 @@ class _Plots:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             if logarithmic:
                 _label_log_axis(axes)
-            if from_zero:
+            if from_zero and axes.dataLim.ymax > 0:
                 axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
             if shares:
                 axes.set_ylim(0, 1.02)
@@ -126,8 +132,8 @@ def evaluation_plots(evaluations: Rows) -> list[Plot]:
     ) as axes:
         for name, colour in zip(dict.fromkeys(row["eval"] for row in evaluations), (BLUE, ORANGE, GREEN), strict=False):
             rows = [row for row in evaluations if row["eval"] == name]
-            at, right = [row["update"] for row in rows], [number(row["pass_at_1"]) for row in rows]
-            low, high = zip(*(map(number, row["interval"]) for row in rows), strict=True)
+            at, right = [row["update"] for row in rows], [drawn(number(row["pass_at_1"])) for row in rows]
+            low, high = zip(*(map(drawn, map(number, row["interval"])) for row in rows), strict=True)
             axes.vlines(at, low, high, color=colour, linewidth=5, alpha=0.25)
             axes.plot(at, right, "-o", color=colour, label=name, markersize=4)
     return plots.done
@@ -163,14 +169,14 @@ def update_plots(updates: Rows, alpha_max: float) -> list[Plot]:
                 line(axes, column("budget"), GREY, "budget", "--")
                 line(axes, column("predicted_kl"), BLUE, "predicted")
             line(axes, column("realised_kl"), ORANGE, "realised", "o")
-    if (middle := median_ratio(updates)) is not None:
+    if (middle := median_ratio(updates)) is not None and math.isfinite(drawn(middle)):
         with plots.plot(
             "Realised over predicted KL",
             "At 1 the prediction was exact. It is the leading, quadratic term of the KL: large steps depart from it.",
             from_zero=True,
         ) as axes:
             axes.axhspan(0.8, 1.25, color=GREEN, alpha=0.1, linewidth=0, label="0.8 to 1.25")
-            axes.axhline(middle, color=ORANGE, label=f"median {middle:.2f}")
+            axes.axhline(drawn(middle), color=ORANGE, label=f"median {middle:.2f}")
             line(axes, kl_ratios(updates), BLUE, "one update", "o")
     if plots.has("alpha"):
         with plots.plot(
@@ -193,7 +199,7 @@ def update_plots(updates: Rows, alpha_max: float) -> list[Plot]:
                 axes.vlines(*zip(*bars, strict=True), color=BLUE, linewidth=4, alpha=0.25)
             line(axes, column("q"), BLUE, "q")
     if plots.has("update_norm", "weight_norm"):
-        ratios = [u / w for u, w in zip(column("update_norm"), column("weight_norm"), strict=True)]
+        ratios = [u / w if w else math.nan for u, w in zip(column("update_norm"), column("weight_norm"), strict=True)]
         with plots.plot(
             "Size of the update",
             "Norm of the update over the norm of the weights that are trained, α included.",

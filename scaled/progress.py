@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,18 +15,33 @@ from scaled.interrupt import Interrupted, close_stdout
 
 
 class _RunConsole(Console):
+    ask_to_stop: Callable[[], None] | None = None
+
     def on_broken_pipe(self) -> None:
         """`logra train … | head`: stop as for Ctrl-C, with everything saved."""
         close_stdout()
-        raise Interrupted
+        if self.ask_to_stop is None:
+            raise Interrupted
+        self.ask_to_stop()
 
 
 class RunProgress:
-    """Bars in a terminal; in a pipe or a CI log the lasting lines alone, plain, each one line long and flushed."""
+    """Bars in a terminal; in a pipe or a CI log the lasting lines alone, plain, each one line long and flushed.
 
-    def __init__(self, total_updates: int, start: int) -> None:
+    When nobody reads on, ``ask_to_stop`` is called; without it the process stops here, by ``Interrupted``.
+    """
+
+    def __init__(
+        self,
+        total_updates: int,
+        start: int,
+        *,
+        shown: bool = True,
+        ask_to_stop: Callable[[], None] | None = None,
+    ) -> None:
         self.total = total_updates
-        self.console = _RunConsole(highlight=False, markup=False, emoji=False)
+        self.console = _RunConsole(highlight=False, markup=False, emoji=False, quiet=not shown)
+        self.console.ask_to_stop = ask_to_stop
         self._terminal = self.console.is_terminal and not self.console.is_dumb_terminal
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),

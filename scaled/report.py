@@ -12,10 +12,10 @@ from typing import Any
 
 import jinja2
 
-from scaled.checkpoint import save_text
 from scaled.config import RunConfig
 from scaled.config_file import dump_config, load_config
 from scaled.errors import UserError
+from scaled.files import save_text
 from scaled.log_rows import metrics_log, samples_log
 from scaled.metrics import EVALUATION_FIELDS, UPDATE_FIELDS
 from scaled.plots import Rows, evaluation_plots, kl_ratios, median_ratio, number, update_plots

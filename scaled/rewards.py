@@ -87,18 +87,21 @@ class Grader:
         self._stop()
 
     def grade(self, responses: Sequence[Response]) -> list[Score]:
-        """A score for each response, in order. Raises a ``UserError`` if the grader failed on every one of them."""
+        """A score for each response, in order."""
         if self._reward == "exact_match":
             scores = [exact_match(r, r.problem, failure_reward=self._failure_reward) for r in responses]
         else:
             scores = self._grade_in_workers(responses)
+        return [self._with_form(response, score) for response, score in zip(responses, scores, strict=True)]
+
+    def require_any(self, responses: Sequence[Response], scores: Sequence[Score]) -> None:
+        """Raises a ``UserError`` if the grader failed on every response of a batch."""
         if scores and all(score.outcome == "failed" for score in scores):
             raise UserError(
                 f"reward={self._reward!r} failed on all {len(scores)} responses of a batch, first on that to "
                 f"{responses[0].problem.id!r}: {scores[0].reason}; mend the function, or raise rewards.timeout "
                 f"({self._timeout:g} s) if it is slow"
             )
-        return [self._with_form(response, score) for response, score in zip(responses, scores, strict=True)]
 
     def _with_form(self, response: Response, score: Score) -> Score:
         """Add whether the pattern matches, unless the user's function has said so."""
@@ -265,5 +268,8 @@ def _verdict(value: object) -> Score:
         return _failure(f"returned the outcome {score.outcome!r}; use right, wrong or failed")
     if score.reward is None or not math.isfinite(score.reward):
         return _failure(f"returned the reward {score.reward}")
-    well_formed = None if score.well_formed is None else bool(score.well_formed)
-    return Score(float(score.reward), score.outcome, well_formed, str(score.reason))
+    formed = score.well_formed
+    # A truth of numpy's is no bool. Any other value, a text for one, would be true whatever it says.
+    if not (formed is None or isinstance(formed, bool) or str(getattr(formed, "dtype", "")) == "bool"):
+        return _failure(f"returned well_formed={formed!r:.60}; use True, False or None")
+    return Score(float(score.reward), score.outcome, None if formed is None else bool(formed), str(score.reason))

@@ -28,6 +28,7 @@ def generate(
     max_new_tokens: int,
     temperature: float,
     seed: int,
+    numbers: Sequence[int] | None = None,
     stop: Sequence[str] = (),
     batch: int = 64,
     advance: Callable[[int], None] | None = None,
@@ -35,17 +36,17 @@ def generate(
     """One response to each problem, in order: sampled from the whole softmax, or greedy at temperature 0.
 
     A response ends at an end of turn, at the first of the ``stop`` strings in its text, or after ``max_new_tokens``.
-    What is drawn follows from ``seed``, the response's index and the token's position, and so depends on ``batch``
-    by rounding errors of the logits at most. ``advance`` is told the number of responses just finished.
-    Raises ``UserError``, before the model runs, for a prompt that leaves no room for its response and for a model
-    without a plain cache of keys and values, and ``NumericalTrouble`` for logits that are not finite.
+    What is drawn follows from ``seed``, the response's number (by default its index) and the token's position, and so
+    depends on ``batch`` by rounding errors of the logits at most. ``advance`` is told the number of responses just
+    finished. Raises ``UserError``, before the model runs, for a prompt that leaves no room for its response and for a
+    model without a plain cache of keys and values, and ``NumericalTrouble`` for logits that are not finite.
     """
     _check_cache(model)
     prompts = encode_prompts(model, tokenizer, problems, max_new_tokens)
     ends = EndOfResponse(model, tokenizer, stop)
     rows = [
-        _Row(index, prompt, None if temperature == 0 else _uniforms(seed, index, max_new_tokens))
-        for index, prompt in enumerate(prompts)
+        _Row(prompt, None if temperature == 0 else _uniforms(seed, number, max_new_tokens))
+        for number, prompt in zip(range(len(prompts)) if numbers is None else numbers, prompts, strict=True)
     ]
     by_length = sorted(rows, key=lambda row: len(row.prompt))
     with evaluating(model):
@@ -136,7 +137,6 @@ class EndOfResponse:
 class _Row:
     """A response in the making."""
 
-    index: int
     prompt: Prompt
     uniforms: np.ndarray | None
     tokens: list[int] = field(default_factory=list)
@@ -254,9 +254,9 @@ def choose_tokens(logits: Tensor, temperature: float, uniforms: np.ndarray | Non
     return tokens, log_probs
 
 
-def _uniforms(seed: int, index: int, count: int) -> np.ndarray:
+def _uniforms(seed: int, number: int, count: int) -> np.ndarray:
     """Numbers in [0, 1) for the positions of one response; a longer sequence begins with the shorter."""
-    return np.random.default_rng((seed, index)).random(count)
+    return np.random.default_rng((seed, number)).random(count)
 
 
 def _check_cache(model: PreTrainedModel) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,26 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from logra_ref.rl import RunningBaseline
-from scaled.checkpoint import latest_checkpoint, load_state, save_checkpoint, save_text
+from scaled.build import build_method, build_policy
+from scaled.checkpoint import latest_checkpoint, load_numbers, load_tensors, save_checkpoint
 from scaled.config import RunConfig
 from scaled.config_file import dump_config, load_config
 from scaled.data import ProblemStream, load_data
 from scaled.errors import UserError
-from scaled.interrupt import StopRequest
+from scaled.files import save_text
+from scaled.interrupt import Interrupted, StopRequest
+from scaled.lock import LOCK, locked, require_idle
 from scaled.log_rows import metrics_log, samples_log
-from scaled.methods import Method, build_method
+from scaled.methods import Method
 from scaled.metrics import JsonLines
-from scaled.model import load_model
+from scaled.model import resolve_device
+from scaled.policy import Policy
 from scaled.progress import RunProgress
+from scaled.ranks import Ranks, joined_ranks
 from scaled.records import Problem
 from scaled.rewards import Grader
 from scaled.rollout import encode_prompts
+from scaled.sampler import Sampler
 
 MAY_CHANGE = ("updates", "evaluation", "checkpoint")  # on resume; everything else would make another run of it
 
@@ -36,9 +42,11 @@ class Run:
     """What stays for the whole run. ``update`` and ``batch`` count what was applied and what was taken."""
 
     config: RunConfig
-    model: PreTrainedModel
+    ranks: Ranks
+    policy: Policy
     tokenizer: PreTrainedTokenizerBase
     method: Method
+    sampler: Sampler
     stream: ProblemStream
     held_out: list[Problem]
     grader: Grader
@@ -50,84 +58,131 @@ class Run:
     update: int = 0
     batch: int = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.policy.model
+
+    def numbers(self) -> dict[str, Any]:
+        """What a checkpoint has beside tensors."""
         return {
             "update": self.update,
             "batch": self.batch,
             "baseline": self.baseline.value,
-            "method": self.method.state_dict(),
+            "method": self.method.numbers(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ``ValueError`` for a state that is none of this run's."""
+    def load(self, checkpoint: Path, numbers: dict[str, Any]) -> None:
+        """Go on where a checkpoint stopped. Raises ``ValueError`` for a state that is none of this run's."""
         try:
-            self.update, self.batch, self.baseline.value = state["update"], state["batch"], float(state["baseline"])
-            self.method.load_state_dict(state["method"])
+            self.update, self.batch = numbers["update"], numbers["batch"]
+            self.baseline.value = float(numbers["baseline"])
+            tensors = self.method.tensors()
+            load_tensors(checkpoint, tensors, self.ranks)
+            self.method.load(tensors, numbers["method"])
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         if not (type(self.update) is int and type(self.batch) is int and self.batch >= self.update >= 0):
             raise ValueError(f"update {self.update!r} of batch {self.batch!r}")
 
     def advance(self, count: int) -> None:
+        """Some parts of a phase are done. One process alone may stop here; ranks stop together, at ``may_stop``."""
         self.progress.advance(count)
-        self.stop.check()
+        if self.ranks.world == 1:
+            self.stop.check()
+
+    def log(self, rows: Iterable[dict[str, Any]], samples: Iterable[dict[str, Any]]) -> None:
+        """Add rows to the two logs; for the first rank alone."""
+        for row in rows:
+            self.metrics.append(row)
+        for sample in samples:
+            self.samples.append(sample)
+
+    def may_stop(self) -> None:
+        """Stop if any rank was asked to. Every rank has to come here."""
+        if self.ranks.any(self.stop.requested):
+            raise Interrupted
 
 
 @contextmanager
 def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
     """Check everything that can be checked, then load data, reward, model and, to resume, the last checkpoint.
 
-    Raises ``UserError`` before the run's folder is touched.
+    The folder is locked until the run is left. Raises ``UserError`` before anything else in it is touched. With
+    several ranks the first of them reads and writes the folder.
     """
-    checkpoint = find_checkpoint(config) if resume else None
-    state = load_state(checkpoint) if checkpoint else None  # before the model: it checks the files of both
-    metrics, samples = metrics_log(config.run), samples_log(config.run)
-    if resume:  # a row that cannot be read shows now, before one of the two is rewound
-        for log in (metrics, samples):
-            log.rows()
-    else:
-        require_new_folder(config.run)
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    problems, held_out = load_data(config.data, config.seed)
-    with Grader(config) as grader:
+    with ExitStack() as stack:
+        ranks = stack.enter_context(joined_ranks(resolve_device(config.model.device)))
+        checkpoint, numbers = ranks.on_first(lambda: _checked_folder(config, resume, stack))
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        with ranks.together():
+            problems, held_out = load_data(config.data, config.seed)
+            grader = stack.enter_context(Grader(config))
         source = config.model
-        if checkpoint:
+        if checkpoint and config.method != "lora":  # adapters are of the state; they want the weights under them
             source = source.model_copy(update={"path": str(checkpoint / "model")})
-        model, tokenizer = load_model(source)
-        encode_prompts(model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens)
-        method = build_method(model, config)
-        if config.model.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
-        config.run.mkdir(parents=True, exist_ok=True)
+        policy, tokenizer = build_policy(config, source, ranks)
+        with ranks.together():
+            encode_prompts(policy.model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens)
+        method = build_method(policy, config, ranks)
+        stop = StopRequest()
         run = Run(
             config=config,
-            model=model,
+            ranks=ranks,
+            policy=policy,
             tokenizer=tokenizer,
             method=method,
+            sampler=Sampler(policy.model, method.weights, ranks),
             stream=ProblemStream(problems, config.seed),
             held_out=held_out,
             grader=grader,
-            metrics=metrics,
-            samples=samples,
-            progress=RunProgress(config.updates, 0),
-            stop=StopRequest(),
+            metrics=metrics_log(config.run),
+            samples=samples_log(config.run),
+            # Ranks stop together.
+            progress=RunProgress(
+                config.updates, 0, shown=ranks.first, ask_to_stop=stop.ask if ranks.world > 1 else None
+            ),
+            stop=stop,
             baseline=RunningBaseline(weight=config.loss.baseline_weight),
         )
-        if state:
+        if checkpoint:
             try:
-                run.load_state_dict(state)
+                run.load(checkpoint, numbers)
             except ValueError as error:
                 raise UserError(
                     f"the state in {checkpoint} is not that of this run ({error}); move {checkpoint} out of the way, "
                     "and the run resumes from the one before, or start the run anew"
                 ) from error
-            metrics.rewind(run.batch)
-            samples.rewind(run.batch)
-        save_text(config.run / "config.yaml", dump_config(config))
+        ranks.on_first(lambda: _begin(run, resume, stack))
         with run.stop.listening(), run.progress:
             yield run
+
+
+def _checked_folder(config: RunConfig, resume: bool, stack: ExitStack) -> tuple[Path | None, dict[str, Any]]:
+    """The checkpoint to resume from and its numbers, once all that is in the folder could be read."""
+    if not resume:
+        require_new_folder(config.run)
+        return None, {}
+    find_checkpoint(config)
+    stack.enter_context(locked(config.run))
+    checkpoint = latest_checkpoint(config.run)  # of which another process may just have made a newer one
+    numbers = load_numbers(checkpoint)  # before the model: it checks the files of both
+    for log in (metrics_log(config.run), samples_log(config.run)):
+        log.rows()  # a row that cannot be read shows now, before one of the two is rewound
+    return checkpoint, numbers
+
+
+def _begin(run: Run, resume: bool, stack: ExitStack) -> None:
+    """Touch the folder for the first time."""
+    folder = run.config.run
+    if resume:
+        run.metrics.rewind(run.batch)
+        run.samples.rewind(run.batch)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(locked(folder))
+        require_empty(folder)  # still: another process may have had it since
+    save_text(folder / "config.yaml", dump_config(run.config))
 
 
 def require_new_folder(run: Path) -> None:
@@ -137,13 +192,20 @@ def require_new_folder(run: Path) -> None:
         raise UserError(f"run folder {run} cannot be made: {above} is no folder to write in; set run=FOLDER")
     if run.is_symlink() and not run.exists():
         raise UserError(f"run folder {run} is a link to {run.readlink()}, which does not exist; set run=FOLDER")
-    if run.exists() and any(run.iterdir()):
+    require_idle(run)
+    require_empty(run)
+
+
+def require_empty(run: Path) -> None:
+    """Raises ``UserError`` if there is a folder with anything in it but the lock."""
+    if run.exists() and any(path.name != LOCK for path in run.iterdir()):
         way = "go on with --resume" if latest_checkpoint(run) else "it has no checkpoint to resume from, so remove it"
         raise UserError(f"run folder {run} exists already: {way}, or set run=FOLDER")
 
 
 def find_checkpoint(config: RunConfig) -> Path:
     """The checkpoint to resume from. Raises ``UserError`` if there is none, or if the run was made otherwise."""
+    require_idle(config.run)
     checkpoint = latest_checkpoint(config.run)
     if checkpoint is None:
         raise UserError(
@@ -181,6 +243,9 @@ def save(run: Run) -> None:
         run.update,
         model=run.model,
         tokenizer=run.tokenizer,
-        state=run.state_dict(),
+        weights=run.method.weights(),
+        tensors=run.method.tensors(),
+        numbers=run.numbers(),
         keep_last=run.config.checkpoint.keep_last,
+        ranks=run.ranks,
     )

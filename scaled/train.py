@@ -12,21 +12,25 @@ import torch
 from torch import Tensor
 
 from logra_ref.rl import RunningBaseline, group_relative_advantages, without_signal
+from scaled.answer import answer
 from scaled.config import RunConfig
 from scaled.errors import NumericalTrouble, UserError
 from scaled.evaluate import evaluate
 from scaled.gradients import accumulate_gradients, build_probe
 from scaled.interrupt import Interrupted
 from scaled.metrics import JsonLines, peak_bytes
-from scaled.model import computing
 from scaled.records import Response, Score
 from scaled.report import write_report
-from scaled.rollout import generate
 from scaled.run import Run, open_run, save
 from scaled.samples import sample_rows
 from scaled.seeds import derive_seed
 
 MOST_SKIPPED = 20  # batches in a row
+# Not to be resumed with: a run keeps its settings.
+SMALLER_STEPS = (
+    "start another run with smaller steps (control.budget_max, control.alpha_max, dense.lr), from a good checkpoint of "
+    "this one if you like (model.path=CHECKPOINT/model)"
+)
 SAMPLES_OF_BATCH, SAMPLES_OF_EVALUATION = 4, 16  # responses kept in samples.jsonl
 
 
@@ -50,8 +54,7 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
                     save(run)
                     raise UserError(
                         f"{skipped} batches in a row gave nothing to learn from, the last because: {row['skipped']} "
-                        f"See {run.samples.path} for what the model answers; an easier task, a started answer or "
-                        "more responses to each prompt give it something to succeed at."
+                        f"{remedy(run)}"
                     )
                 every = config.checkpoint.every
                 if not row["skipped"] and (run.update == config.updates or (every and run.update % every == 0)):
@@ -60,7 +63,17 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
             save(run)
             run.progress.note(f"stopped after update {run.update}; go on with: logra train {config.run} --resume")
             raise
-    return write_report(config.run)
+        return run.ranks.on_first(lambda: write_report(config.run))
+
+
+def remedy(run: Run) -> str:
+    """What may help a run whose last batch gave no update."""
+    if (refused := refused_path(run, run.batch)).exists():
+        return f"Look in {refused} for extreme rewards or tokens; if there are none, {SMALLER_STEPS}."
+    return (
+        f"See {run.samples.path} for what the model answers; an easier task, a started answer or more responses to "
+        "each prompt give it something to succeed at."
+    )
 
 
 def take_or_save(run: Run) -> dict[str, Any]:
@@ -79,30 +92,28 @@ def take_or_save(run: Run) -> dict[str, Any]:
 
 def take_batch(run: Run) -> dict[str, Any]:
     """One update from prompts to weights, and its row of the log. A batch without signal changes the baseline only."""
-    config, model, progress = run.config, run.model, run.progress
-    temperature = config.rollout.temperature
+    config, progress = run.config, run.progress
     batch_number, update = run.batch + 1, run.update + 1
 
-    # prompts → rollout
+    # prompts → rollout → reward
     started = perf_counter()
     problems = run.stream.take(run.batch * config.rollout.prompts, config.rollout.prompts)
     asked = [problem for problem in problems for _ in range(config.rollout.responses_per_prompt)]
     progress.phase("rollout", len(asked))
-    with computing(model, config.model):
-        responses = generate(
-            model,
-            run.tokenizer,
-            asked,
-            max_new_tokens=config.rollout.max_new_tokens,
-            temperature=temperature,
-            seed=derive_seed(config.seed, "rollout", batch_number),
-            stop=config.rollout.stop,
-            batch=config.rollout.batch,
-            advance=run.advance,
-        )
+    responses, scores = answer(
+        run.sampler.at(run.update),
+        run.tokenizer,
+        asked,
+        config,
+        run.grader,
+        temperature=config.rollout.temperature,
+        seed=derive_seed(config.seed, "rollout", batch_number),
+        advance=run.advance,
+        ranks=run.ranks,
+    )
+    run.may_stop()
 
-    # → reward → advantage
-    scores = run.grader.grade(responses)
+    # → advantage
     graded = [i for i, score in enumerate(scores) if score.reward is not None]
     rewards = torch.tensor([scores[i].reward for i in graded], dtype=torch.float64)
     baseline = RunningBaseline(run.baseline.value, config.loss.baseline_weight)
@@ -122,9 +133,10 @@ def take_batch(run: Run) -> dict[str, Any]:
         try:
             # → sketch → direction → α → weight
             trained = [responses[i] for i in graded]
-            row |= accumulate_gradients(run, trained, advantages.to(model.device, torch.float32))
+            row |= accumulate_gradients(run, trained, advantages.to(run.model.device, torch.float32))
+            run.may_stop()
             probe = build_probe(run, trained, batch_number)
-            step = run.method.step(update, probe, None, run.stop.check)
+            step = run.method.step(update, probe, None, run.may_stop)
         except (FloatingPointError, NumericalTrouble) as error:
             run.method.zero_grad()
             refuse(run, batch_number, responses, scores, str(error))
@@ -133,16 +145,16 @@ def take_batch(run: Run) -> dict[str, Any]:
     if step is not None:
         if not math.isfinite(step.realised_kl):
             raise NumericalTrouble(
-                f"update {update} has ruined the policy: its realised KL is {step.realised_kl}. It is not saved; make "
-                "steps smaller (control.budget_max, control.alpha_max, dense.lr), then resume from the last checkpoint"
+                f"update {update} has ruined the policy: its realised KL is {step.realised_kl}. It is not saved; "
+                f"{SMALLER_STEPS}"
             )
         run.update = update
         row |= asdict(step)
     run.batch, run.baseline = batch_number, baseline
-    row |= {"baseline": baseline.value, "seconds": perf_counter() - started, "peak_bytes": peak_bytes(model.device)}
-    run.metrics.append(row)
-    for sample in sample_rows(responses[:SAMPLES_OF_BATCH], scores[:SAMPLES_OF_BATCH], batch_number, update, "train"):
-        run.samples.append(sample)
+    most = max(run.ranks.gather(peak_bytes(run.model.device)))
+    row |= {"baseline": baseline.value, "seconds": perf_counter() - started, "peak_bytes": most}
+    few = responses[:SAMPLES_OF_BATCH], scores[:SAMPLES_OF_BATCH]
+    run.ranks.on_first(lambda: run.log([row], sample_rows(*few, batch_number, update, "train")))
     progress.finish_update(row)
     return row
 
@@ -181,11 +193,15 @@ def batch_row(
 
 def refuse(run: Run, batch_number: int, responses: list[Response], scores: list[Score], reason: str) -> None:
     """Keep a batch that would have spoilt the weights, and stop unless the configuration says to go on."""
-    path = run.config.run / f"refused-batch-{batch_number:06d}.jsonl"
-    path.unlink(missing_ok=True)
-    kept = JsonLines(path)
-    for sample in sample_rows(responses, scores, batch_number, run.update + 1, "train"):
-        kept.append(sample)
+    path = refused_path(run, batch_number)
+
+    def keep() -> None:
+        path.unlink(missing_ok=True)
+        kept = JsonLines(path)
+        for sample in sample_rows(responses, scores, batch_number, run.update + 1, "train"):
+            kept.append(sample)
+
+    run.ranks.on_first(keep)
     if run.config.on_non_finite == "stop":
         save(run)
         raise NumericalTrouble(
@@ -195,13 +211,20 @@ def refuse(run: Run, batch_number: int, responses: list[Response], scores: list[
         )
 
 
+def refused_path(run: Run, batch_number: int) -> Path:
+    """Where a batch is kept that was refused."""
+    return run.config.run / f"refused-batch-{batch_number:06d}.jsonl"
+
+
 def evaluation_due(run: Run) -> bool:
     """Whether the log lacks an evaluation that belongs here: before the first, after the last, or every so many."""
     every = run.config.evaluation.every
     wanted = run.update in (0, run.config.updates) or (every and run.update % every == 0)
     if not (run.held_out and wanted):
         return False
-    return not any("eval" in row and row["update"] == run.update for row in run.metrics.rows())
+    return run.ranks.on_first(
+        lambda: not any("eval" in row and row["update"] == run.update for row in run.metrics.rows())
+    )
 
 
 def evaluate_held_out(run: Run) -> None:
@@ -209,19 +232,20 @@ def evaluate_held_out(run: Run) -> None:
     settings = run.config.evaluation
     run.progress.phase("evaluate", len(run.held_out) * (settings.samples + settings.greedy))
     rows, answered = evaluate(
-        run.model,
+        run.sampler.at(run.update),
         run.tokenizer,
         run.held_out,
         run.config,
         update=run.update,
-        grade=run.grader.grade,
+        grader=run.grader,
         advance=run.advance,
+        ranks=run.ranks,
     )
+    samples = []
     for name, pairs in answered.items():
         responses, scores = zip(*pairs[:SAMPLES_OF_EVALUATION], strict=True)
-        for sample in sample_rows(responses, scores, run.batch, run.update, f"eval-{name}"):
-            run.samples.append(sample)
-    for row in rows:
-        run.metrics.append(row | {"batch": run.batch})
+        samples += sample_rows(responses, scores, run.batch, run.update, f"eval-{name}")
+    run.ranks.on_first(lambda: run.log([row | {"batch": run.batch} for row in rows], samples))
     for row in rows:  # last: a reader that went away ends the run here
         run.progress.finish_evaluation(row)
+    run.may_stop()

@@ -6,8 +6,37 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+from scaled.checkpoint import load_numbers, load_tensors, save_checkpoint
+from scaled.sharding import gathered
+
+
+def save_state(run: Path, update: int, model, tokenizer, state: dict[str, Any], keep_last: int = 1) -> Path:
+    """A checkpoint of the model with this state: tensors beside numbers."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return save_checkpoint(
+        run,
+        update,
+        model=model,
+        tokenizer=tokenizer,
+        weights=gathered(model),
+        tensors=tensors,
+        numbers={name: value for name, value in state.items() if name not in tensors},
+        keep_last=keep_last,
+    )
+
+
+def load_state(checkpoint: Path) -> dict[str, Any]:
+    """The state that ``save_state`` was given."""
+    numbers = load_numbers(checkpoint)
+    saved = HuggingFaceStorageReader(checkpoint / "state").read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(found.size, dtype=found.properties.dtype) for name, found in saved.items()}
+    load_tensors(checkpoint, tensors)
+    return numbers | tensors
 
 
 def names(run: Path) -> list[str]:

@@ -16,14 +16,15 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from logra_ref.rl import RunningBaseline, importance_weights, token_log_probs, without_signal
+from logra_ref.rl import RunningBaseline, importance_weights, without_signal
 from logra_ref.sketch import DEFAULT_TARGETS, select_layers
-from scaled.batching import microbatches, response_logits
+from scaled.batching import microbatches
 from scaled.config import RunConfig
 from scaled.config_file import load_config
 from scaled.data import ProblemStream, load_data
-from scaled.gradients import policy_loss
+from scaled.gradients import policy_loss, response_log_probs
 from scaled.model import load_model
+from scaled.policy import Policy
 from scaled.records import Response
 from scaled.rewards import Grader
 from scaled.rollout import generate
@@ -88,14 +89,14 @@ def dense_gradients(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, batch: Batch, layers: Sequence[int]
 ) -> dict[tuple[int, str], Float[Tensor, "d k"]]:
     """autograd's gradient of the batch's loss in every selected matrix of the given layers, in fp32."""
-    chosen = matrices_of(model, layers)
+    policy, chosen = Policy(model), matrices_of(model, layers)
     for linear in chosen.values():
         linear.weight.requires_grad_(True)
     lengths = torch.tensor([len(response.token_ids) for response in batch.responses])
     for block in microbatches(
         batch.responses, range(len(lengths)), config.microbatch, tokenizer.pad_token_id, model.device
     ):
-        log_probs = token_log_probs(response_logits(model, block), block.targets, config.rollout.temperature)
+        log_probs = response_log_probs(policy, block, config.rollout.temperature)
         weights = importance_weights(log_probs, block.rollout_log_probs, config.loss.importance_cap)
         own = lengths[block.response]
         policy_loss(config.loss, log_probs, batch.advantages[block.response], weights, own, lengths).backward()

@@ -7,6 +7,7 @@ holds weights, code and whatever is alive, not only what the phase allocates.
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -17,14 +18,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from scaled.adam import DenseMethod
 from scaled.config import RunConfig
-from scaled.errors import UserError
-from scaled.methods import DenseMethod, LograMethod
+from scaled.errors import NumericalTrouble, UserError
+from scaled.methods import LograMethod
 from scaled.progress import RunProgress
 from scaled.run import Run, open_run
 from scaled.train import take_batch
 
 METHODS = ("logra", "dense")
+REASON_LINES = 12
 SECONDS = ("seconds_rollout", "seconds_train", "seconds_probe", "seconds_update")
 
 
@@ -76,11 +79,11 @@ def training_state_bytes(run: Run) -> dict[str, int]:
         layers = method.sketches.layers.values()
         return {
             "sketches": sum(layer.sketch.numel() * layer.sketch.element_size() for layer in layers),
-            "projections": sum(4 * layer.projection.rank * layer.projection.width for layer in layers),
+            "projections": sum(layer.projection.kept_bytes for layer in layers),
             "second moments": sum(4 * layer.out_features for layer in layers),
         }
     assert isinstance(method, DenseMethod)
-    count = sum(parameter.numel() for parameter in method.parameters)
+    count = sum(parameter.numel() for parameter in method.parameters.values())
     return {"gradients": 4 * count, "Adam's moments": 8 * count}
 
 
@@ -93,9 +96,17 @@ def compare(config: RunConfig, updates: int) -> dict[str, Any]:
             job = [sys.executable, "-m", "scaled.bench.phases", settings.model_dump_json(), str(updates)]
             done = subprocess.run(job, capture_output=True, text=True)
             if done.returncode:
-                raise UserError(f"measuring {method} failed: {done.stderr.strip().splitlines()[-1]}")
+                raise UserError(f"measuring {method} failed: {_reason(done)}")
             found[method] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    """The end of what a child wrote before it failed: a message of several lines, or the innermost of a traceback."""
+    if lines := done.stderr.strip().splitlines():
+        return "\n".join(lines[-REASON_LINES:])
+    killed = "killed, perhaps for its memory" if done.returncode == -signal.SIGKILL else "it wrote no reason"
+    return f"exit code {done.returncode}, {killed}"
 
 
 def show(found: dict[str, Any], console: Console) -> None:
@@ -119,4 +130,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(RunConfig.model_validate_json(sys.argv[1]), int(sys.argv[2]))))
+    try:
+        print(json.dumps(measure(RunConfig.model_validate_json(sys.argv[1]), int(sys.argv[2]))))
+    except (UserError, NumericalTrouble) as error:  # without a traceback, as the caller shows what is written here
+        sys.exit(str(error))

@@ -9,7 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-Total = Callable[[Tensor], Tensor]
+from logra_ref.holding import Holding, Total
+
+
+class Part(Holding):
+    """A holder of some rows of which only the sums are asked for."""
+
+    def __init__(self, total: Total) -> None:
+        self.total = total
 
 
 def each_holder(work: Callable[[int, Total], Any], count: int) -> list[Any]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from logra_ref import FactoredUpdate, Projection, SketchSet, attach_sketches
 from logra_ref.update import Factor, nominal_step
-from tests.ref.holders import each_holder
+from tests.ref.holders import Part, each_holder
 from tests.tiny import make_tiny_model
 
 RATIO = 6e-5
@@ -202,7 +202,7 @@ def test_rows_at_two_holders_get_the_eta_and_the_weights_of_the_whole():
             }
             layers[name].projection = layer.projection
             factors[name] = Factor.of(whole.factors[name].levels.split(parts[name])[holder])
-        update = FactoredUpdate(layers, factors, update=1, update_ratio=RATIO, total=total)
+        update = FactoredUpdate(layers, factors, update=1, update_ratio=RATIO, holding=Part(total))
         update.apply_(1.0)
         return update, weights_of(update)
 

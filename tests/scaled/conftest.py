@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from scaled.checkpoint import save_checkpoint
 from scaled.train import train
+from tests.checkpoints import save_state
 from tests.tiny import byte_tokenizer, make_tiny_model
 from tests.training import settings
 
@@ -58,7 +58,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def save(tmp_path, model, tokenizer):
     def save_update(update: int, state: dict | None = None, keep_last: int = 2) -> Path:
         state = {"update": update} if state is None else state
-        return save_checkpoint(tmp_path, update, model=model, tokenizer=tokenizer, state=state, keep_last=keep_last)
+        return save_state(tmp_path, update, model, tokenizer, state, keep_last)
 
     return save_update
 

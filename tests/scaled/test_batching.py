@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from logra_ref import attach_sketches
 from logra_ref.rl import token_log_probs
 from logra_ref.update import Factor, FactoredUpdate
-from scaled.batching import collate, microbatches, probe_indices, response_logits
+from scaled.batching import collate, microbatches, probe_indices
+from scaled.policy import Policy
 from scaled.records import Problem, Response
 from scaled.rollout import generate
 from tests.tiny import FAMILIES, make_tiny_model
@@ -95,14 +96,14 @@ def test_logits_in_a_padded_batch_are_those_of_each_response_alone(family, tied,
     model = make_tiny_model(family, tied, initializer_range=0.3, attn_implementation=attention)
     responses = some_responses(shared)
     batch = collate(responses, range(len(responses)), 7, CPU)
-    logits = response_logits(model, batch)
+    logits = Policy(model, trains_head=True)(batch)
     assert batch.shared == shared
     assert logits.shape == (len(batch.targets), 258)
     for i, one in enumerate(responses):
         whole = model(torch.tensor([one.prompt_ids + one.token_ids]), use_cache=False).logits[0]
         expected = whole[len(one.prompt_ids) - 1 : -1]
         torch.testing.assert_close(logits[batch.response == i], expected, atol=2e-5, rtol=1e-4)
-    other_pads = response_logits(model, collate(responses, range(len(responses)), 200, CPU))
+    other_pads = Policy(model, trains_head=True)(collate(responses, range(len(responses)), 200, CPU))
     assert torch.equal(logits, other_pads)
 
 
@@ -114,7 +115,7 @@ def test_the_ratio_of_trainer_to_rollout_is_one_at_the_sampling_temperature(temp
     ]
     responses = generate(model, tiny_tokenizer, problems, max_new_tokens=5, temperature=temperature, seed=2)
     for batch in microbatches(responses, range(20), 8, 0, CPU):
-        log_probs = token_log_probs(response_logits(model, batch), batch.targets, temperature)
+        log_probs = token_log_probs(Policy(model, trains_head=True)(batch), batch.targets, temperature)
         torch.testing.assert_close(log_probs, batch.rollout_log_probs, atol=1e-4, rtol=0)
 
 
@@ -128,7 +129,7 @@ def test_sketches_are_the_same_with_checkpointing_and_in_other_microbatches(shar
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         for batch in microbatches(responses, range(9), size, 0, CPU):
-            (-token_log_probs(response_logits(model, batch), batch.targets, 1.0).sum()).backward()
+            (-token_log_probs(Policy(model, trains_head=True)(batch), batch.targets, 1.0).sum()).backward()
         found.append(sketches.sketches())
     for name, sketch in found[0].items():
         assert sketch.norm() > 0
@@ -151,11 +152,11 @@ def test_forward_mode_goes_through(family, shared):
     batch = collate(responses, range(9), 0, CPU)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         with update.tangents(), forward_ad.dual_level():
-            rates = forward_ad.unpack_dual(response_logits(model, batch)).tangent
+            rates = forward_ad.unpack_dual(Policy(model, trains_head=True)(batch)).tangent
         displaced = []
         for alpha in (0.1, -0.1):
             with update.displaced(alpha):
-                displaced.append(response_logits(model, batch))
+                displaced.append(Policy(model, trains_head=True)(batch))
     central = (displaced[0] - displaced[1]) / 0.2
     # The norms of transformers compute in fp32 even here.
     torch.testing.assert_close(rates, central, atol=2e-3 * float(central.abs().max()), rtol=0)

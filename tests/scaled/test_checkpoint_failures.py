@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import time
 from pathlib import Path
 
@@ -13,9 +12,12 @@ from transformers import (
     AutoModelForCausalLM,
 )
 
-from scaled.checkpoint import _seal, latest_checkpoint, load_state, save_checkpoint, save_text
+from scaled.checkpoint import latest_checkpoint, verify
 from scaled.errors import UserError
-from tests.checkpoints import full_disk, names, same
+from scaled.files import save_text
+from tests.checkpoints import full_disk, load_state, names, same, save_state
+
+TENSORS = "state/shard-00001-model-00001-of-00001.safetensors"
 
 
 @pytest.mark.parametrize("room", [0, 100, 2_000, 40_000])
@@ -42,7 +44,27 @@ def test_a_full_disk_at_the_second_save_of_an_update_keeps_the_first(save, tmp_p
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path, model, tokenizer):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="there is no earlier checkpoint"):
-        save_checkpoint(tmp_path / "file" / "run", 1, model=model, tokenizer=tokenizer, state={}, keep_last=1)
+        save_state(tmp_path / "file" / "run", 1, model, tokenizer, {})
+
+
+def test_a_full_disk_at_the_first_save_does_not_promise_a_resumed_run(save, tmp_path):
+    with full_disk(100), pytest.raises(UserError) as caught:
+        save(1)
+    assert "resume" not in str(caught.value)
+    assert f"Make room and remove {tmp_path}, or set run=FOLDER on another disk, and start anew" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [".partial-update-000001", ".partial-mine", ".old-update-000001", "update-000001"])
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("missing"), lambda p: p.symlink_to("..")])
+def test_a_file_or_a_link_under_a_name_of_ours_does_not_keep_a_run_from_saving(save, tmp_path, name, make):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "mine").touch()
+    make(tmp_path / "checkpoints" / name)
+    for _ in range(3):
+        save(1, keep_last=1)
+    assert names(tmp_path) == ["update-000001"]
+    assert load_state(latest_checkpoint(tmp_path)) == {"update": 1}
+    assert (tmp_path / "mine").exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12, of a process with threads
@@ -51,7 +73,7 @@ def test_a_process_killed_at_any_moment_of_saving_leaves_a_whole_checkpoint(tmp_
         for step in range(start, 10**6):
             state = {"step": step, "tensor": torch.full((1000,), float(step))}
             # Every second save replaces one of the same update.
-            save_checkpoint(tmp_path, step // 2, model=model, tokenizer=tokenizer, state=state, keep_last=1)
+            save_state(tmp_path, step // 2, model, tokenizer, state)
 
     def saved_step() -> int:
         checkpoint = latest_checkpoint(tmp_path)
@@ -60,9 +82,7 @@ def test_a_process_killed_at_any_moment_of_saving_leaves_a_whole_checkpoint(tmp_
         AutoModelForCausalLM.from_pretrained(checkpoint / "model")
         return state["step"]
 
-    save_checkpoint(
-        tmp_path, 0, model=model, tokenizer=tokenizer, state={"step": 0, "tensor": torch.zeros(1)}, keep_last=1
-    )
+    save_state(tmp_path, 0, model, tokenizer, {"step": 0, "tensor": torch.zeros(1)})
     step = 0
     for attempt in range(12):
         saver = multiprocessing.get_context("fork").Process(target=keep_saving, args=(step + 1,))
@@ -75,11 +95,11 @@ def test_a_process_killed_at_any_moment_of_saving_leaves_a_whole_checkpoint(tmp_
     assert step > 12
 
 
-@pytest.mark.parametrize("name", ["state/state.pt", "model/model.safetensors", "model/config.json"])
+@pytest.mark.parametrize("name", ["state/numbers.json", TENSORS, "model/model.safetensors", "model/config.json"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "removed"])
 def test_a_damaged_file_is_named_and_so_is_the_older_checkpoint(save, name, damage):
-    """``torch.load`` and safetensors both take a flipped bit of a tensor without a word."""
-    state = {"tensor": torch.zeros(1000)}
+    """safetensors takes a flipped bit of a tensor without a word."""
+    state = {"number": 5, "tensor": torch.zeros(1000)}
     older, newer = save(1, state), save(2, state)
     content = bytearray((newer / name).read_bytes())
     content[len(content) // 2] ^= 1
@@ -87,6 +107,8 @@ def test_a_damaged_file_is_named_and_so_is_the_older_checkpoint(save, name, dama
     (newer / name).write_bytes(replacement)
     if damage == "removed":
         (newer / name).unlink()
+    with pytest.raises(UserError):
+        verify(newer)
     with pytest.raises(UserError) as caught:
         load_state(newer)
     assert f"{newer / name} is damaged" in str(caught.value)
@@ -98,24 +120,28 @@ def test_a_damaged_file_is_named_and_so_is_the_older_checkpoint(save, name, dama
         load_state(older)
 
 
-def test_a_state_that_would_run_code_is_refused_and_leaves_no_trace(save, tmp_path):
-    class Payload:
-        def __reduce__(self):
-            return Path.touch, (tmp_path / "trace",)
+def test_to_verify_reads_the_files_and_loads_no_state(save, monkeypatch):
+    monkeypatch.setattr("scaled.checkpoint.dcp.load", None)
+    assert verify(save(1)) is None
 
-    checkpoint = save(1)
-    for write in (torch.save, lambda value, path: path.write_bytes(pickle.dumps(value, protocol=2))):
-        write({"x": Payload()}, checkpoint / "state" / "state.pt")
-        (checkpoint / "state" / "files.json").unlink()
-        _seal(checkpoint)  # an attacker writes fitting digests
-        with pytest.raises(UserError, match=r"state\.pt is damaged"):
-            load_state(checkpoint)
-    assert not (tmp_path / "trace").exists()
+
+def test_nothing_of_a_checkpoint_is_a_pickle(save):
+    """Its files are JSON and safetensors, which run no code whoever wrote them."""
+    files = {path.name for path in (save(1, {"tensor": torch.zeros(3), "x": 1}) / "state").iterdir()}
+    assert files == {"numbers.json", "files.json", Path(TENSORS).name}
 
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{", "{}", '{"state/state.pt": [1, ""]}', '{"state/state.pt": 3}', '{"state/state.pt": ["a", "b"]}'],
+    [
+        "",
+        "[]",
+        "{",
+        "{}",
+        '{"state/numbers.json": [1, ""]}',
+        '{"state/numbers.json": 3}',
+        '{"state/numbers.json": ["a", "b"]}',
+    ],
 )
 def test_a_list_of_files_that_is_broken_is_a_clear_error(save, content):
     checkpoint = save(1)

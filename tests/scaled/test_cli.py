@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from scaled.chat import ask
-from scaled.checkpoint import latest_checkpoint, load_state
+from scaled.checkpoint import latest_checkpoint, load_numbers
 from scaled.cli import main
 from scaled.config_file import load_config
 from scaled.metrics import JsonLines
@@ -162,8 +162,8 @@ def test_dry_run_counts_the_memory_of_both_methods(logra, smollm2_path):
     code, out, _ = logra("train", "smollm2-demo", f"model.path={smollm2_path}", "run=nowhere", "--dry-run")
     assert code == 0
     words = " ".join(out.split())
-    # 30 layers; outputs 576·2 + 192·2 + 1536·2 + 576, inputs 576·6 + 1536, at rank 64 and 4 bytes.
-    sketches, projections = 30 * 5184 * 64 * 4 / 2**20, 30 * 4992 * 64 * 4 / 2**20
+    # 30 layers; outputs 576·2 + 192·2 + 1536·2 + 576, inputs 576·6 + 1536, at rank 64; 4 bytes and a bit.
+    sketches, projections = 30 * 5184 * 64 * 4 / 2**20, 30 * 4992 * 64 / 8 / 2**20
     assert f"sketches {sketches:.1f} MiB, projections {projections:.1f} MiB" in words
     weights = 30 * (576 * 576 * 2 + 576 * 192 * 2 + 3 * 576 * 1536)
     assert f"gradients {4 * weights / 2**20:.1f} MiB, moments {8 * weights / 2**20:.1f} MiB" in words
@@ -193,7 +193,7 @@ def test_error_of_the_user_is_red_text_and_not_a_traceback(logra, recipe):
     code, out, err = logra("train", recipe, "rank=[8]")
     assert (code, out) == (2, "")
     assert err.startswith(
-        f"error: {recipe} has a problem:\n  rank (command line): no such key; did you mean logra.rank?"
+        f"error: {recipe} has a problem:\n  rank (command line): no such key; did you mean logra.rank or lora.rank?"
     )
     assert "Traceback" not in err
 
@@ -217,7 +217,7 @@ def test_a_reader_that_goes_away_ends_a_run_as_ctrl_c_does_with_everything_saved
             pass
         process.stdout.close()
         assert (process.wait(), process.stderr.read()) == (130, "")
-    assert load_state(latest_checkpoint(run))["update"] == len(updates_of(run)) > 0
+    assert load_numbers(latest_checkpoint(run))["update"] == len(updates_of(run)) > 0
 
 
 def test_what_was_changed_in_a_run_is_found_before_anything_else_is(logra, recipe, tmp_path):

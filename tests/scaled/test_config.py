@@ -166,7 +166,7 @@ def test_unknown_key_of_the_file_names_the_nearest_even_in_a_wrong_section(write
     text = SMALLEST + "rank: 8\n3: 4\nlogra: {budgt_max: 1}\nrolout: {stop: [a], batch: 3}\nreward: {failure_reward: 0}"
     message = refusal(write(text))
     for line in (
-        "rank: no such key; did you mean logra.rank?",
+        "rank: no such key; did you mean logra.rank or lora.rank?",
         "logra.budgt_max: no such key; did you mean control.budget_max?",
         "rolout.stop: no such key; did you mean rollout.stop?",
         "rolout.batch: no such key; did you mean rollout.batch?",

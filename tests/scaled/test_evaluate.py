@@ -12,6 +12,7 @@ from scaled.errors import UserError
 from scaled.evaluate import bootstrap_interval, evaluate, summarise
 from scaled.metrics import EVALUATION_FIELDS, JsonLines
 from scaled.records import Problem, Response, Score
+from scaled.rewards import Grader
 from tests.tiny import make_tiny_model
 
 PROBLEMS = [Problem(id=f"p{i}", messages=({"role": "user", "content": "x" * i},), answer=str(i)) for i in range(12)]
@@ -124,8 +125,15 @@ def settings(**evaluation) -> RunConfig:
     )
 
 
-def short_is_right(responses):
-    return [Score(*((1.0, "right") if r.text < "m" else (0.0, "wrong")), r.text.isalnum()) for r in responses]
+class ShortIsRight(Grader):
+    """Grades otherwise."""
+
+    def grade(self, responses):
+        return [Score(*((1.0, "right") if r.text < "m" else (0.0, "wrong")), r.text.isalnum()) for r in responses]
+
+
+def evaluated(model, tokenizer, problems, config, update, advance=lambda count: None):
+    return evaluate(model, tokenizer, problems, config, update=update, grader=ShortIsRight(config), advance=advance)
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +143,7 @@ def model():
 
 def test_rows_have_the_fields_of_the_log_and_fit_into_it(model, tiny_tokenizer, tmp_path):
     told = []
-    rows, answers = evaluate(
-        model, tiny_tokenizer, PROBLEMS, settings(samples=3), update=7, grade=short_is_right, advance=told.append
-    )
+    rows, answers = evaluated(model, tiny_tokenizer, PROBLEMS, settings(samples=3), 7, told.append)
     assert [(row["eval"], row["update"], row["samples"]) for row in rows] == [("greedy", 7, 1), ("sampled", 7, 3)]
     assert sum(told) == len(PROBLEMS) * 4
     assert list(answers) == ["greedy", "sampled"]
@@ -151,21 +157,19 @@ def test_rows_have_the_fields_of_the_log_and_fit_into_it(model, tiny_tokenizer, 
 
 def test_before_and_after_are_answered_with_the_same_random_numbers(model, tiny_tokenizer):
     config = settings(samples=2, greedy=False)
-    before = evaluate(model, tiny_tokenizer, PROBLEMS, config, update=0, grade=short_is_right)
-    after = evaluate(model, tiny_tokenizer, PROBLEMS, config, update=9, grade=short_is_right)
+    before = evaluated(model, tiny_tokenizer, PROBLEMS, config, 0)
+    after = evaluated(model, tiny_tokenizer, PROBLEMS, config, 9)
     assert before[1] == after[1]
     assert [{**row, "update": 0, "seconds": 0} for row in after[0]] == [{**row, "seconds": 0} for row in before[0]]
     assert list(after[1]) == ["sampled"]
 
 
 def test_the_temperature_of_evaluation_is_its_own(model, tiny_tokenizer):
-    cold = evaluate(
-        model, tiny_tokenizer, PROBLEMS, settings(samples=4, temperature=1e-3), update=0, grade=short_is_right
-    )[1]
+    cold = evaluated(model, tiny_tokenizer, PROBLEMS, settings(samples=4, temperature=1e-3), 0)[1]
     greedy = {response.problem.id: response.token_ids for response, _ in cold["greedy"]}
     assert all(response.token_ids == greedy[response.problem.id] for response, _ in cold["sampled"])
 
 
 def test_no_problems_are_an_error_that_names_the_setting(model, tiny_tokenizer):
     with pytest.raises(UserError, match=r"data\.held_out"):
-        evaluate(model, tiny_tokenizer, [], settings(), update=0, grade=short_is_right)
+        evaluated(model, tiny_tokenizer, [], settings(), 0)

@@ -21,6 +21,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from scaled.chat import find_model
 from scaled.config import ModelConfig
 from scaled.errors import UserError
 from scaled.model import fetch_model, load_model, resolve_device, resolve_model
@@ -169,6 +170,14 @@ def test_what_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch)
     assert "is a file" in refusal(lambda: resolve_model("file"))
     assert resolve_model("owner/name") == "owner/name"
     assert resolve_model("name") == "name"
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_refused_everywhere_alike_and_is_not_the_current_folder(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").touch()
+    for ask in (resolve_model, find_model, lambda name: fetch_model(name, tmp_path / "new")):
+        assert refusal(lambda ask=ask: ask(name)).startswith("the model's name is empty; give a folder")
 
 
 def test_name_the_hub_does_not_give_is_one_clear_error(tmp_path, monkeypatch):

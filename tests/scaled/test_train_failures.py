@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -138,8 +139,8 @@ def test_a_reward_that_breaks_in_the_middle_costs_no_update(four, tiny_model, tm
 def test_a_state_of_another_kind_is_refused_before_the_logs_are_rewound(four, tiny_model, tmp_path, change):
     shutil.copytree(four, tmp_path / "run")
     checkpoint = tmp_path / "run/checkpoints/update-000004"
-    state = torch.load(checkpoint / "state/state.pt")
-    torch.save(state | change, checkpoint / "state/state.pt")
+    numbers = checkpoint / "state/numbers.json"
+    numbers.write_text(json.dumps(json.loads(numbers.read_text()) | change))
     (checkpoint / "state/files.json").unlink()
     _seal(checkpoint)
     before = (tmp_path / "run/metrics.jsonl").read_text()

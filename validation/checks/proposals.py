@@ -105,9 +105,10 @@ def pretrained_proposal(setting: Setting, *, responses: int, ratio: float = 6e-5
     # widgets tqdm says so, though nothing here shows a bar.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
-        from scaled.batching import collate, response_logits
+        from scaled.batching import collate
         from scaled.config import ModelConfig
         from scaled.model import load_model
+        from scaled.policy import Policy
         from scaled.records import Response
         from scaled.rollout import encode_prompt
         from scaled.tasks import arithmetic
@@ -126,8 +127,7 @@ def pretrained_proposal(setting: Setting, *, responses: int, ratio: float = 6e-5
         advantages.append(-1.0 if wrong else 1.0)
     batch = collate(written, range(responses), tokenizer.pad_token_id, torch.device("cpu"))
 
-    def logits_of(block: Any) -> Tensor:
-        return response_logits(model, block)
+    logits_of = Policy(model, trains_head=True)
 
     sketches = attach_sketches(model, rank, seed=setting.derived_seed("kl/pretrained projections"))
     log_probs = token_log_probs(logits_of(batch), batch.targets, TEMPERATURE)

@@ -1,0 +1,66 @@
+"""From a configuration to a policy and the method that trains it, in one process or over ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from scaled.adam import DenseMethod, LoraMethod
+from scaled.config import ModelConfig, RunConfig
+from scaled.errors import UserError
+from scaled.methods import LograMethod, Method
+from scaled.model import computing, load_model, load_skeleton, resolve_device
+from scaled.policy import Policy
+from scaled.ranks import Ranks
+from scaled.sharding import fill, shard
+
+METHODS = {"logra": LograMethod, "dense": DenseMethod, "lora": LoraMethod}
+
+
+def prepare_model(model: PreTrainedModel, config: RunConfig) -> None:
+    """Choose what is trained. Layers that cannot be are a ``UserError``. The model may have no weights."""
+    try:
+        METHODS[config.method].prepare(model, config)
+    except ValueError as error:
+        raise UserError(f"{config.model.path} cannot be trained by {config.method}: {error}") from error
+
+
+def build_policy(config: RunConfig, source: ModelConfig, ranks: Ranks) -> tuple[Policy, PreTrainedTokenizerBase]:
+    """The policy with the weights of ``source``, ready to train, and its tokenizer.
+
+    Over several ranks the first reads the model into host memory, and hands each its part.
+    """
+    device = resolve_device(config.model.device)
+    whole = None
+    with ranks.together():  # none waits for the first if its model cannot be loaded
+        if ranks.first:
+            whole, tokenizer = load_model(source if ranks.world == 1 else source.model_copy(update={"device": "cpu"}))
+            prepare_model(whole, config)
+    model = whole
+    if ranks.world > 1:
+        model, tokenizer = load_skeleton(source)
+        prepare_model(model, config)
+    head = model.get_output_embeddings()
+    trains_head = any(p.requires_grad for p in head.parameters()) or "lm_head" in config.logra.targets
+    policy = Policy(
+        model,
+        rows=config.model.logit_rows,
+        trains_head=trains_head,
+        computing=partial(computing, model, config.model),
+    )
+    if config.model.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if ranks.world > 1:
+        model.enable_input_require_grads()  # or FSDP would keep the first layer gathered until backward ends
+        shard(policy, ranks, getattr(torch, config.model.compute_dtype))
+        fill(policy, whole, device, ranks)
+        policy.computing = Policy(model).computing  # FSDP casts
+    model.train()
+    return policy, tokenizer
+
+
+def build_method(policy: Policy, config: RunConfig, ranks: Ranks) -> Method:
+    """The method of a configuration, for a model that was prepared for it."""
+    return METHODS[config.method](policy.model, config, ranks)

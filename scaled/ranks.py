@@ -1,0 +1,143 @@
+"""The processes of a run: how many there are, and what they tell each other.
+
+``torchrun --nproc-per-node N -m scaled train CONFIG`` starts N of them, one a GPU, or gloo ranks on a CPU. A plain
+``logra train`` is one, to which everything here is the identity.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from scaled.errors import NumericalTrouble, UserError
+
+Value = TypeVar("Value")
+
+PATIENCE = timedelta(minutes=60)  # the longest that one rank may work alone, at its rollout or its checkpoint
+
+
+class Ranks:
+    """One process, or the members of torch's process group. Every rank has to make the same calls in the same order."""
+
+    def __init__(self, mesh: DeviceMesh | None = None) -> None:
+        self.mesh = mesh
+        self.rank, self.world = (0, 1) if mesh is None else (dist.get_rank(), dist.get_world_size())
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes and shows."""
+        return self.rank == 0
+
+    def gather(self, value: Value) -> list[Value]:
+        """Everyone's value, in the order of ranks."""
+        if self.world == 1:
+            return [value]
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
+
+    def share(self, items: Sequence[Value]) -> list[Value]:
+        """This rank's part of what all ranks have: every so many, from its own number on."""
+        return list(items[self.rank :: self.world])
+
+    def joined(self, part: Sequence[Value]) -> list[Value]:
+        """The whole again from everyone's ``share``, in the order it had."""
+        parts = self.gather(list(part))
+        return [parts[i % self.world][i // self.world] for i in range(sum(map(len, parts)))]
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of a tensor over all ranks."""
+        if self.world == 1:
+            return x
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    def spread(self, rows: Tensor, count: int) -> Tensor:
+        """This rank's rows of a vector of ``count`` as part of the whole, for a checkpoint to write and read."""
+        if self.mesh is None:
+            return rows
+        return DTensor.from_local(rows, self.mesh, [Shard(0)], run_check=False, shape=(count,), stride=(1,))
+
+    def own(self, x: Tensor) -> Tensor:
+        """The reverse: this rank's rows."""
+        return x.to_local() if isinstance(x, DTensor) else x
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is true of any rank."""
+        return any(self.gather(flag))
+
+    def on_first(self, work: Callable[[], Value]) -> Value:
+        """Do what only one should, and give its result, or its ``UserError``, to all."""
+        result: Any = None
+        with self.together():
+            if self.first:
+                result = work()
+        return self.gather(result)[0]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What goes wrong inside for one rank goes wrong for all, so that none waits for it.
+
+        Nothing inside may itself wait for another rank. A rank whose own work went well raises the first error of
+        the others, with the same class if it is one of ours.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as raised:
+            if self.world == 1:
+                raise
+            error = raised
+        if self.world == 1:
+            return
+        kind = next((kind for kind in ERRORS if isinstance(error, kind)), None)
+        failures = self.gather(None if error is None else (kind and kind.__name__, f"{error}"))
+        if error is not None:
+            raise error
+        for rank, failure in enumerate(failures):
+            if failure is not None:
+                raised_as = next((kind for kind in ERRORS if kind.__name__ == failure[0]), RuntimeError)
+                raise raised_as(f"rank {rank}: {failure[1]}")
+
+
+ALONE = Ranks()
+ERRORS: tuple[type[Exception], ...] = (UserError, NumericalTrouble, FloatingPointError)
+
+
+@contextmanager
+def joined_ranks(device: torch.device) -> Iterator[Ranks]:
+    """The ranks that ``torchrun`` started, or the one process there is.
+
+    Inside, a peer that is gone is a ``UserError`` instead of torch's own error, which is about sockets.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Ranks()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        yield Ranks(init_device_mesh(device.type, (dist.get_world_size(),)))
+    except (dist.DistError, RuntimeError) as error:
+        text = str(error)
+        if not isinstance(error, dist.DistError) and not any(sign in text for sign in GONE):
+            raise
+        raise UserError(
+            f"rank {dist.get_rank()} lost another rank ({text.splitlines()[0][:200]}). Its own message says why; the "
+            "last checkpoint is whole: start all ranks again with --resume"
+        ) from error
+    finally:
+        dist.destroy_process_group()
+
+
+GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "Timed out waiting")
