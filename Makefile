@@ -66,7 +66,7 @@ demo-control: model ## a nominal step that is too large, without step control an
 	@$(LOGRA) train smollm2-demo-control
 	@$(LOGRA) train smollm2-demo-control control.enabled=true run=runs/demo-controlled
 
-bench-phases: model ## seconds and peak memory of the demo's update by phase, LoGRA beside dense Adam
+bench-phases: model ## seconds and peak memory of the demo's update by phase, LoGRA beside dense Adam and LoRA
 	@$(LOGRA) bench phases smollm2-demo
 
 claims: model ## the whole ledger, and from it the README's table; about 25 minutes
@@ -85,8 +85,9 @@ test: lint model ## what CI runs: lint, all tests with the quick ledger, the not
 	@.venv/bin/python -m pytest
 	@$(MAKE) --no-print-directory notebooks
 
-test-full: lint model ## the same with many more random examples, all mutants and the full ledger
+test-full: lint model ## the same with many more random examples, all mutants, killed runs and the full ledger
 	@.venv/bin/python -m pytest --hypothesis-profile=full
+	@.venv/bin/python -m tests.ranks.kill_anytime 20
 	@$(MAKE) --no-print-directory notebooks mutants
 	@.venv/bin/python -m validation
 

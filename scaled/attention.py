@@ -53,8 +53,8 @@ def chunked_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention as transformers calls it: query (b, heads, l, h), key and value (b, kv heads, l', h), l' ≥ l.
 
-    The last query stands at the last key; earlier keys are those of a cache. Softmax in fp32. There is no mask for
-    pads: they stand to the right, where nothing looks. Returns (b, l, heads, h).
+    The last query stands at the last key; earlier keys are those of a cache. Softmax in fp32 at least. There is no
+    mask for pads: they stand to the right, where nothing looks. Returns (b, l, heads, h).
     """
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
     if unknown or attention_mask is not None or dropout:
@@ -77,7 +77,8 @@ def chunked_attention(
         seen = distance >= 0
         if sliding_window is not None:
             seen &= distance < sliding_window
-        shares = torch.softmax(scores.float().masked_fill(~seen, -torch.inf), dim=-1).to(value.dtype)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~seen, -torch.inf)
+        shares = torch.softmax(scores, dim=-1).to(value.dtype)
         found = shares.flatten(2, 3) @ value[:, :, first:last]
         pieces.append(found.unflatten(2, (groups, stop - start)).flatten(1, 2))
     return torch.cat(pieces, dim=2).transpose(1, 2), None

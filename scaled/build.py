@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -42,23 +43,28 @@ def build_policy(config: RunConfig, source: ModelConfig, ranks: Ranks) -> tuple[
     if ranks.world > 1:
         model, tokenizer = load_skeleton(source)
         prepare_model(model, config)
+    policy = policy_of(model, config)
+    if ranks.world > 1:
+        model.enable_input_require_grads()  # or FSDP would keep the first layer gathered until backward ends
+        shard(policy, ranks, getattr(torch, config.model.compute_dtype))
+        fill(policy, whole, device, ranks)
+        policy.computing = nullcontext  # FSDP casts
+    return policy, tokenizer
+
+
+def policy_of(model: PreTrainedModel, config: RunConfig) -> Policy:
+    """A prepared model as a policy in training, with checkpointing if it is wanted."""
     head = model.get_output_embeddings()
     trains_head = any(p.requires_grad for p in head.parameters()) or "lm_head" in config.logra.targets
-    policy = Policy(
+    if config.model.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    return Policy(
         model,
         rows=config.model.logit_rows,
         trains_head=trains_head,
         computing=partial(computing, model, config.model),
     )
-    if config.model.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if ranks.world > 1:
-        model.enable_input_require_grads()  # or FSDP would keep the first layer gathered until backward ends
-        shard(policy, ranks, getattr(torch, config.model.compute_dtype))
-        fill(policy, whole, device, ranks)
-        policy.computing = Policy(model).computing  # FSDP casts
-    model.train()
-    return policy, tokenizer
 
 
 def build_method(policy: Policy, config: RunConfig, ranks: Ranks) -> Method:

@@ -109,17 +109,36 @@ def chat(
     chat_with(run, temperature)
 
 
+@app.command(epilog="Example: logra doctor smollm2-demo")
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A configuration as `train` takes it: is there enough memory and disk for its run?"),
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Show what is here (versions, GPUs, memory, ports) and what is missing, with remedies.
+
+    The exit code is 2 if anything is missing.
+    """
+    from scaled.doctor import doctor as examine
+
+    well = examine(config, overrides or [], Console(highlight=False))
+    raise typer.Exit(0 if well else 2)
+
+
 @bench.command(epilog="Example: logra bench phases smollm2-demo --updates 2")
 def phases(
     config: Config,
     overrides: Overrides = None,
     updates: Annotated[int, typer.Option(min=1, help="Updates measured for each method.")] = 3,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,
 ) -> None:
-    """Seconds and peak memory of an update by phase, LoGRA beside dense Adam, on the same batches."""
+    """Seconds and peak memory of an update by phase, LoGRA beside dense Adam and LoRA, on the same batches."""
     from scaled.bench.phases import compare, show
     from scaled.config_file import load_config
 
-    show(compare(load_config(config, overrides or []), updates), Console(highlight=False))
+    show(compare(load_config(config, overrides or []), updates, ranks), Console(highlight=False))
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from scaled.errors import NumericalTrouble
 from scaled.policy import Policy
 from scaled.probe import Probe
 from scaled.records import Response
-from scaled.run import Run
 from scaled.seeds import derive_seed
+
+if TYPE_CHECKING:  # another trainer's stand-in, as that of `bench.smoke_run`, does as well
+    from scaled.run import Run
 
 
 def accumulate_gradients(run: Run, responses: list[Response], advantages: Tensor) -> dict[str, Any]:

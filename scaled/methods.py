@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from logra_ref.holding import WHOLE
 from logra_ref.sketch import select_layers
 from logra_ref.step_size import MismatchTracker, cosine_budget, step_scale
 from scaled.config import RunConfig
+from scaled.errors import UserError
 from scaled.probe import Probe
 from scaled.ranks import Ranks
 from scaled.seeds import derive_seed
@@ -89,7 +91,24 @@ class LograMethod:
         self.mismatch = MismatchTracker()
 
     def zero_grad(self) -> None:
+        """Also compares the projections over ranks: sketches of different ones must not be summed."""
         self.optimizer.zero_grad()
+        digests = self.ranks.gather(self._projections_digest() if self.ranks.world > 1 else "")
+        if other := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+            raise UserError(
+                f"rank {other[0]} draws other projections than rank 0 for update {self.optimizer.update}; all ranks "
+                "need the same version of this project and of torch"
+            )
+
+    def _projections_digest(self) -> str:
+        """BLAKE2b of what every layer's projection consists of."""
+        total = hashlib.blake2b(digest_size=16)
+        for name, layer in self.sketches.layers.items():
+            projection, device = layer.projection, layer.sketch.device
+            drawn = projection.packed(device) if projection.kind == "rademacher" else projection.entries(device)
+            total.update(name.encode())
+            total.update(drawn.cpu().contiguous().numpy().tobytes())
+        return total.hexdigest()
 
     def step(self, update: int, probe: Probe, mismatch: float | None, commit: Callable[[], None]) -> Step:
         reshard(probe.policy)

@@ -135,7 +135,9 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 def resolve_device(name: str) -> torch.device:
     """``auto`` is the GPU if there is one. Raises ``UserError`` for a device that is not here."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun: a GPU each
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

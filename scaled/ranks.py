@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -125,6 +126,9 @@ def joined_ranks(device: torch.device) -> Iterator[Ranks]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # torchrun ends the others by this signal when one is gone; they shall say first why they end. While a run goes on
+    # it has a handler of its own; what takes longer than half a minute torchrun kills.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield Ranks(init_device_mesh(device.type, (dist.get_world_size(),)))

@@ -1,4 +1,4 @@
-"""Seconds and peak memory of an update by phase, LoGRA beside dense Adam, each in a process of its own.
+"""Seconds and peak memory of an update by phase, LoGRA beside dense Adam and LoRA, each in processes of its own.
 
 Peak memory is the high-water mark of the process's resident memory, reset at the start of each phase (Linux), so it
 holds weights, code and whatever is alive, not only what the phase allocates.
@@ -7,6 +7,7 @@ holds weights, code and whatever is alive, not only what the phase allocates.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from scaled.adam import DenseMethod
+from scaled.adam import AdamMethod, LoraMethod
 from scaled.config import RunConfig
 from scaled.errors import NumericalTrouble, UserError
 from scaled.methods import LograMethod
@@ -26,7 +27,7 @@ from scaled.progress import RunProgress
 from scaled.run import Run, open_run
 from scaled.train import take_batch
 
-METHODS = ("logra", "dense")
+METHODS = ("logra", "dense", "lora")
 REASON_LINES = 12
 SECONDS = ("seconds_rollout", "seconds_train", "seconds_probe", "seconds_update")
 
@@ -69,31 +70,35 @@ def measure(config: RunConfig, updates: int) -> dict[str, Any]:
         if not taken:
             raise UserError("every measured batch was skipped for want of a signal; measure more with --updates")
         seconds = {name: statistics.median(row[name] for row in taken) for name in SECONDS}
-        return {"seconds": seconds, "peak_bytes": meter.peaks, "training_state_bytes": training_state_bytes(run)}
+        everyone = run.ranks.gather(meter.peaks)
+        peaks = {name: max(peaks[name] for peaks in everyone) for name in meter.peaks}
+        return {"seconds": seconds, "peak_bytes": peaks, "training_state_bytes": training_state_bytes(run)}
 
 
 def training_state_bytes(run: Run) -> dict[str, int]:
-    """Counted bytes that the method keeps beside weights and activations."""
+    """Counted bytes that the method keeps on the first rank beside weights and activations."""
     method = run.method
     if isinstance(method, LograMethod):
         layers = method.sketches.layers.values()
         return {
             "sketches": sum(layer.sketch.numel() * layer.sketch.element_size() for layer in layers),
             "projections": sum(layer.projection.kept_bytes for layer in layers),
-            "second moments": sum(4 * layer.out_features for layer in layers),
+            "second moments": sum(4 * len(layer.sketch) for layer in layers),
         }
-    assert isinstance(method, DenseMethod)
-    count = sum(parameter.numel() for parameter in method.parameters.values())
-    return {"gradients": 4 * count, "Adam's moments": 8 * count}
+    assert isinstance(method, AdamMethod)
+    count = sum(run.ranks.own(parameter).numel() for parameter in method.parameters.values())
+    adapters = {"adapters": 4 * count} if isinstance(method, LoraMethod) else {}
+    return adapters | {"gradients": 4 * count, "Adam's moments": 8 * count}
 
 
-def compare(config: RunConfig, updates: int) -> dict[str, Any]:
-    """Measure every method in turn, each in a fresh process, on the same batches."""
+def compare(config: RunConfig, updates: int, ranks: int = 1) -> dict[str, Any]:
+    """Measure every method in turn, each in fresh processes, on the same batches; of peaks the largest of all ranks."""
     found = {}
+    several = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
     for method in METHODS:
         with tempfile.TemporaryDirectory() as folder:
             settings = config.model_copy(update={"method": method, "run": Path(folder) / "run"})
-            job = [sys.executable, "-m", "scaled.bench.phases", settings.model_dump_json(), str(updates)]
+            job = [sys.executable, "-m", *several, "scaled.bench.phases", settings.model_dump_json(), str(updates)]
             done = subprocess.run(job, capture_output=True, text=True)
             if done.returncode:
                 raise UserError(f"measuring {method} failed: {_reason(done)}")
@@ -110,19 +115,21 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    """Print the comparison as tables, with the ratio to dense."""
-    names = [name for name in SECONDS if all(name in found[method]["seconds"] for method in METHODS)]
-    table = Table("phase", *METHODS, "LoGRA / dense", title="seconds an update (median)")
-    for name in names:
-        logra, dense = (found[method]["seconds"][name] for method in METHODS)
-        table.add_row(name.removeprefix("seconds_"), f"{logra:.2f}", f"{dense:.2f}", f"{logra / dense:.2f}")
-    console.print(table)
-    table = Table("phase", *METHODS, "LoGRA / dense", title="peak resident memory (MiB)")
-    for name in found["dense"]["peak_bytes"]:
-        logra, dense = (found[method]["peak_bytes"][name] / 2**20 for method in METHODS)
-        table.add_row(name, f"{logra:.0f}", f"{dense:.0f}", f"{logra / dense:.2f}")
-    console.print(table)
-    table = Table("method", "holds", "MiB", title="training state, counted")
+    """Print the comparison as tables, with the ratios to dense."""
+    ratios = [f"{method} / dense" for method in METHODS if method != "dense"]
+    seconds = {method: found[method]["seconds"] for method in METHODS}
+    peaks = {method: {name: n / 2**20 for name, n in found[method]["peak_bytes"].items()} for method in METHODS}
+    for title, table_of, digits in (
+        ("seconds an update (median)", seconds, 2),
+        ("peak resident memory of a process (MiB)", peaks, 0),
+    ):
+        table = Table("phase", *METHODS, *ratios, title=title)
+        for name in table_of["dense"]:
+            values = {method: table_of[method][name] for method in METHODS}
+            beside = [f"{values[method] / values['dense']:.2f}" for method in METHODS if method != "dense"]
+            table.add_row(name.removeprefix("seconds_"), *(f"{v:.{digits}f}" for v in values.values()), *beside)
+        console.print(table)
+    table = Table("method", "holds", "MiB", title="training state of a process, counted")
     for method in METHODS:
         for name, count in found[method]["training_state_bytes"].items():
             table.add_row(method, name, f"{count / 2**20:.1f}")
@@ -131,6 +138,8 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(measure(RunConfig.model_validate_json(sys.argv[1]), int(sys.argv[2]))))
+        figures = json.dumps(measure(RunConfig.model_validate_json(sys.argv[1]), int(sys.argv[2])))
+        if os.environ.get("RANK", "0") == "0":
+            print(figures)
     except (UserError, NumericalTrouble) as error:  # without a traceback, as the caller shows what is written here
         sys.exit(str(error))

@@ -69,8 +69,7 @@ def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: i
 def test_attention_in_chunks_is_attention_at_once_with_a_cache_and_a_window(length, before, window):
     heads = some_heads(length, length + before)
     found, _ = chunked_attention(None, *heads, None, scaling=8**-0.5, sliding_window=window)
-    # its softmax is in fp32, as that of transformers
-    torch.testing.assert_close(found, plain(*heads, window), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found, plain(*heads, window), atol=1e-12, rtol=0)
     if before + length > 1:  # control: keys one place off are seen
         off = plain(heads[0], heads[1].roll(1, 2), heads[2], window)
         assert (found - off).abs().max() > 1e-2 or window == 1
