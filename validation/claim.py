@@ -62,11 +62,13 @@ class Measurement:
     """What a check found. The first comparison is the claim's headline; ``data`` is for the plots (JSON's types).
 
     ``note`` says in a sentence or two what a reader should know, and why where a figure of the paper is not met.
+    ``not_measured`` names the parts of the check that could not be made here; their figures are not among the others.
     """
 
     comparisons: list[Comparison]
     note: str = ""
     data: dict[str, Any] = field(default_factory=dict)
+    not_measured: list[str] = field(default_factory=list)
 
 
 class NotMeasured(Exception):
@@ -94,10 +96,15 @@ class Setting:
         return torch.Generator().manual_seed(self.derived_seed(name))
 
     def model_folder(self, name: str = "smollm2") -> Path:
-        """The folder of a pretrained model. Raises ``NotMeasured`` where there is none."""
+        """The folder of a pretrained model. Raises ``NotMeasured`` where there is none, or a part of one."""
         folder = self.models / name
-        if not (folder / "config.json").is_file():
+        if not folder.is_dir() or not any(folder.iterdir()):
             raise NotMeasured(f"the pretrained model is not in {folder}: get it by `logra model {name} {folder}`")
+        for part in ("config.json", "model*.safetensors"):
+            if not any(file.is_file() for file in folder.glob(part)):
+                raise NotMeasured(
+                    f"the folder is incomplete, {folder} has no {part}: remove it, then `logra model {name} {folder}`"
+                )
         return folder
 
 

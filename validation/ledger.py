@@ -50,6 +50,7 @@ class Entry:
             "control_failed": all(c["control_failed"] for c in comparisons) if comparisons else None,
             "reason": self.reason,
             "note": self.measurement.note if self.measurement else "",
+            "not_measured": self.measurement.not_measured if self.measurement else [],
             "seed": self.setting.seed,
             "quick": self.setting.quick,
             "seconds": round(self.seconds, 2),
@@ -84,10 +85,10 @@ def measure(one: Claim, setting: Setting) -> Entry:
     try:
         found = one.check(setting)
     except NotMeasured as reason:
-        return Entry(one, "not measured here", setting, reason=str(reason))
+        return Entry(one, "not measured here", setting, reason=_one_line(reason))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"the check stopped: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        reason = f"the check stopped: {type(error).__name__}: {_one_line(error)} ({where.filename}:{where.lineno})"
         return Entry(one, "fails", setting, reason=reason, seconds=time.perf_counter() - start)
     verdict, reason = judge(found)
     return Entry(one, verdict, setting, found, reason, time.perf_counter() - start)
@@ -111,6 +112,10 @@ def judge(found: Measurement) -> tuple[Verdict, str]:
     if off:
         return "differs", found.note
     return "holds", ""
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from validation.claim import Comparison, Measurement, Setting
 from validation.figures.style import image
 from validation.ledger import judge
-from validation.text import figures, row
+from validation.text import figures, row, without
 
 
 def begin(*, quick: bool = True, seed: int = 0) -> Setting:
@@ -32,7 +32,8 @@ def comparisons(found: Measurement) -> Markdown:
     rows = ["| figure | expected | measured | tolerance | with a wrong formula |", "|---|---|---|---|---|"]
     rows += [_row(c) for c in found.comparisons]
     verdict, reason = judge(found)
-    return Markdown("\n".join(rows) + f"\n\n**{verdict}**" + (f": {reason}" if reason else ""))
+    said = f"**{verdict}**{without(found.not_measured)}" + (f": {reason}" if reason else "")
+    return Markdown("\n".join(rows) + f"\n\n{said}")
 
 
 def _row(c: Comparison) -> str:

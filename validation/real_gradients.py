@@ -13,7 +13,7 @@ from torch import Tensor
 
 from logra_ref.projection import Projection, projection_seed
 from validation.claim import Comparison, Setting
-from validation.reconstruct import KINDS, RANKS, GivenRows, Z, chi_square_tolerance, reconstruct, remainder
+from validation.reconstruct import KINDS, RANKS, GivenRows, Z, mean_square, reconstruct, remainder
 from validation.spread import Spectrum, predict
 
 LAYERS, QUICK_LAYERS = tuple(range(30)), (0, 6, 12, 18, 24, 29)
@@ -129,8 +129,8 @@ def comparisons(found: Study) -> list[Comparison]:
             control="‖G Aᵀ‖ in place of ‖Ĝ‖",
             control_measured=worst[2],
         ),
-        _spread(found),
-        _basis(found),
+        *_spread(found),
+        *_basis(found),
     ]
     return lines
 
@@ -172,7 +172,7 @@ def _shape_alone(found: Study) -> Comparison:
     )
 
 
-def _spread(found: Study) -> Comparison:
+def _spread(found: Study) -> list[Comparison]:
     """Mean square of the cells' deviations from the second order, in standard errors: 1 if the spread is right."""
     squares, naive = [], []
     for rank in RANKS:
@@ -181,20 +181,16 @@ def _spread(found: Study) -> Comparison:
             off = float(np.mean(found.cosines["rademacher", cell])) - p.second
             squares.append(off**2 / (p.deviation**2 / found.seeds))
             naive.append(off**2 / (p.first**2 / (2 * rank * 64) / found.seeds))
-    return Comparison(
-        what="real gradients: mean square of a cell's distance from the second order, in standard errors",
-        expected=1.0,
-        measured=float(np.mean(squares)),
-        tolerance=chi_square_tolerance(len(squares)),
-        reason=f"1.5 × the 1e-9 quantile of χ² with {len(squares)} degrees, for tails heavier than normal",
+    return mean_square(
+        "real gradients: mean square of a cell's distance from the second order, in standard errors",
+        np.array(squares),
         oracle="the predicted standard deviation of each cell",
         control="Σλ² = 1/64, as if each gradient had 64 equal singular values",
         control_measured=float(np.mean(naive)),
-        chance=1e-8,
     )
 
 
-def _basis(found: Study) -> Comparison:
+def _basis(found: Study) -> list[Comparison]:
     """Fixed against refreshed basis: the second batch's cells, in the standard errors of their difference."""
     squares = []
     for rank in RANKS:
@@ -203,16 +199,12 @@ def _basis(found: Study) -> Comparison:
             off = np.mean([np.subtract(found.cosines[FIXED, c], found.cosines[REFRESHED, c]).mean() for c in cells])
             variance = sum(2 * found.predicted(FIXED, c).deviation ** 2 for c in cells) / found.seeds / len(cells) ** 2
             squares.append(float(off**2 / variance))
-    return Comparison(
-        what="real gradients: mean square of fixed − refreshed by layer and rank, in standard errors",
-        expected=1.0,
-        measured=float(np.mean(squares)),
-        tolerance=chi_square_tolerance(len(squares)),
-        reason=f"1.5 × the 1e-9 quantile of χ² with {len(squares)} degrees",
+    return mean_square(
+        "real gradients: mean square of fixed − refreshed by layer and rank, in standard errors",
+        np.array(squares),
         oracle="no difference but that of independent draws: Var = 2 Σ σ²/(7² seeds)",
         control="a fixed basis that lies in the gradient",
         control_measured=_lying(found),
-        chance=1e-8,
     )
 
 

@@ -130,7 +130,8 @@ def mean_comparison(what: str, found: Sequence[Drawn], rank: int, wrong: Sequenc
         expected=expected,
         measured=float(np.mean([cosine for _, cosine, _ in found])),
         tolerance=Z * error + remainder(rank) * expected,
-        reason=f"{Z:g} standard errors, of the predicted spread, of {len(found)} draws, and the third order",
+        reason=f"{Z:g} standard errors, of the predicted spread, of {len(found)} draws (too few to tell the second "
+        "order from the first: the ratio of rank one does), and the third order",
         oracle="second order from moments of A, summed over partitions, and each gradient's Σλ²",
         control="A drawn with the seed of the gradient",
         control_measured=float(np.mean([cosine for _, cosine, _ in wrong])),
@@ -141,6 +142,34 @@ def mean_comparison(what: str, found: Sequence[Drawn], rank: int, wrong: Sequenc
 def chi_square_tolerance(count: int) -> float:
     """How far the mean of ``count`` squared standard errors may be above 1: 1.5 × what χ² exceeds once in 1e9."""
     return 1.5 * (float(scipy.stats.chi2.isf(1e-9, count)) / count - 1)
+
+
+def mean_square(
+    what: str, squares: np.ndarray, *, oracle: str, control: str, control_measured: float
+) -> list[Comparison]:
+    """The mean of squared standard errors beside 1, from above and from below, by the quantiles of χ²."""
+    count, found = squares.size, float(squares.mean())
+    common = {"expected": 1.0, "measured": found, "oracle": oracle, "chance": 1e-8}
+    return [
+        Comparison(
+            what=f"{what}, at most",
+            tolerance=chi_square_tolerance(count),
+            reason=f"1.5 × the excess that χ² with {count} degrees has once in 1e9",
+            control=control,
+            control_measured=control_measured,
+            relation="≤",
+            **common,
+        ),
+        Comparison(
+            what=f"{what}, at least",
+            tolerance=1 - float(scipy.stats.chi2.ppf(1e-9, count)) / count / 1.5,
+            reason=f"1/1.5 of what χ² with {count} degrees falls below once in 1e9",
+            control="a predicted deviation a hundred times too large",
+            control_measured=found / 100**2,
+            relation="≥",
+            **common,
+        ),
+    ]
 
 
 def rank_one_ratio(setting: Setting, draws: int) -> tuple[float, float, Prediction]:

@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from scaled.errors import UserError
+from validation.output import save
+
 
 def number(value: float | None) -> str:
     """A figure with up to five significant digits; whole numbers whole."""
@@ -24,6 +27,11 @@ def figures(record: dict[str, Any]) -> tuple[str, str, str]:
     return f"{relation}{number(record['expected'])}{unit}", f"{number(record['measured'])}{unit}", tolerance
 
 
+def without(parts: list[str]) -> str:
+    """What could not be measured here, to be put after a count or a verdict; nothing where all was."""
+    return f"; not measured here: {', '.join(parts)}" if parts else ""
+
+
 def line(record: dict[str, Any]) -> str:
     """One line for a claim."""
     start = f"{record['id']}  {record['verdict']:<17}  {record['statement']}"
@@ -35,13 +43,13 @@ def line(record: dict[str, Any]) -> str:
     fit = sum(c["fits"] for c in record["comparisons"])
     return (
         f"{start} | {record['what']}: expected {expected}, measured {measured}, tolerance {tolerance} | "
-        f"{fit} of {count} figures fit, {controls} | {record['seconds']:.1f} s"
+        f"{fit} of {count} figures fit, {controls}{without(record['not_measured'])} | {record['seconds']:.1f} s"
     )
 
 
 def explanation(record: dict[str, Any]) -> str:
     """What a reader needs of a claim that fails or differs: each figure that is off, and how to repeat the check."""
-    parts = [f"     {record['reason']}"] if record["reason"] else []
+    parts = [f"     {record['reason']}"] if record["reason"] and record["comparisons"] else []  # else the line has it
     for c in record["comparisons"]:
         if c["fits"] and c["control_failed"]:
             continue
@@ -66,7 +74,8 @@ def table(records: list[dict[str, Any]]) -> str:
             expected, measured, tolerance = figures(r)
             off = [c["what"] for c in r["comparisons"] if not c["fits"]]
             fit = f"{len(r['comparisons']) - len(off)} of {len(r['comparisons'])} figures"
-            verdict = f"{r['verdict']} ({fit})" + (f": {r['reason']}" if r["reason"] else "")
+            verdict = f"{r['verdict']} ({fit}{without(r.get('not_measured', []))})"
+            verdict += f": {r['reason']}" if r["reason"] else ""
             cells = [f"{r['what']}: {expected}", measured, tolerance, verdict]
         else:
             cells = ["", "", "", f"{r['verdict']}: {r['reason']}"]
@@ -75,12 +84,20 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def rewrite(file: Path, name: str, text: str) -> None:
-    """Replace what stands between a file's marks ``<!-- name: …`` and ``<!-- end of name -->``.
+    """Replace what stands between a file's marks ``<!-- name: …`` and ``<!-- end of name -->``, else ``UserError``."""
+    save(file, _marks(name).sub(lambda marks: f"{marks[1]}{text}\n{marks[2]}", read_marked(file, name)))
 
-    Raises ``ValueError`` where the marks are missing.
-    """
-    before = file.read_text(encoding="utf-8")
-    pattern = re.compile(f"(<!-- {name}: [^\\n]*\\n).*?(<!-- end of {name} -->)", re.DOTALL)
-    if not pattern.search(before):
-        raise ValueError(f"{file} has no lines <!-- {name}: … --> and <!-- end of {name} --> for a table between them")
-    file.write_text(pattern.sub(lambda marks: f"{marks[1]}{text}\n{marks[2]}", before), encoding="utf-8")
+
+def read_marked(file: Path, name: str) -> str:
+    """A file's text. Raises ``UserError`` where it cannot be read or has no such marks."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not _marks(name).search(text):
+        raise UserError(f"{file} has no lines <!-- {name}: … --> and <!-- end of {name} --> for a table between them")
+    return text
+
+
+def _marks(name: str) -> re.Pattern[str]:
+    return re.compile(f"(<!-- {name}: [^\\n]*\\n).*?(<!-- end of {name} -->)", re.DOTALL)

@@ -53,6 +53,8 @@ def test_trend_and_intervals_of_a_case_known_by_hand():
     assert interval([0.5, 0.5, 0.5]) == (0.5, 0.5, 0.5)
     mean, low, high = interval([0.0, 1.0])
     assert (mean, low, high) == (0.5, 0.0, 1.0)
+    # Mean 0, standard error √(2.5/5), and 2.776 of them by the table of Student's t with four degrees.
+    assert interval([-2, -1, 0, 1, 2]) == pytest.approx((0, -2.776 * 0.5**0.5, 2.776 * 0.5**0.5), abs=1e-3)
 
 
 def test_the_ratio_of_kls_is_the_median_over_the_updates_of_all_runs():

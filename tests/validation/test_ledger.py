@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from scaled.errors import UserError
 from validation import __main__ as command
 from validation.claim import Claim, Comparison, Measurement, NotMeasured, Setting
 from validation.ledger import claims, judge, measure
-from validation.mutants import mutants
+from validation.mutants import faults, mutants
 from validation.text import rewrite, table
 
 ROOT = Path(__file__).parents[2]
 ALL = {f"C{number:02d}" for number in range(1, 28)}
 NOT_HERE = {"C15", "C16", "C19", "C20", "C21", "C22", "C23"}
-MAY_DIFFER = {"C14", "C24", "C25"}  # figures that the paper measured on models and hardware of its own
+MAY_DIFFER = {"C11", "C13", "C14", "C24", "C25"}  # figures that the paper measured on models and hardware of its own
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +146,20 @@ def test_a_missing_model_is_told_with_the_way_to_get_it(tmp_path):
         Setting(models=tmp_path).model_folder()
 
 
+@pytest.mark.parametrize("kept", ["config.json", "model.safetensors", "model-00001-of-00002.safetensors"])
+def test_a_model_folder_with_a_part_missing_is_not_taken_for_a_model(kept, tmp_path):
+    folder = tmp_path / "smollm2"
+    folder.mkdir()
+    (folder / kept).write_text("{}")
+    with pytest.raises(
+        NotMeasured, match=r"the folder is incomplete, [^\n]+remove it, then `logra model smollm2 [^\n]+$"
+    ):
+        Setting(models=tmp_path).model_folder()
+    for name in ("config.json", "model-00001-of-00002.safetensors"):
+        (folder / name).write_text("{}")
+    assert Setting(models=tmp_path).model_folder() == folder
+
+
 def test_seeds_of_different_purposes_have_nothing_in_common():
     seeds = {Setting(seed=seed).derived_seed(name) for seed in range(50) for name in ("a", "b", "a1")}
     assert len(seeds) == 150
@@ -160,15 +175,13 @@ def test_a_table_replaces_what_stood_between_the_marks_and_nothing_else(tmp_path
     for text in ("| new \\1 |", "| newer |"):
         rewrite(file, "claims", text)
         assert file.read_text() == f"a\n<!-- claims: by a command -->\n{text}\n<!-- end of claims -->\nz\n"
-    with pytest.raises(ValueError, match="mutants"):
+    with pytest.raises(UserError, match="mutants"):
         rewrite(file, "mutants", "x")
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
-def test_the_text_that_a_mutant_breaks_is_there_once(mutant):
-    assert (ROOT / "logra_ref" / mutant.file).read_text(encoding="utf-8").count(mutant.old) == 1
-    assert mutant.claims or mutant.tests
-    assert set(mutant.claims) <= ALL
+def test_the_text_that_a_mutant_breaks_is_there_once_and_what_it_asks_exists(mutant):
+    assert faults(mutant, ALL) == []
 
 
 def test_there_are_enough_mutants_and_no_two_are_the_same():

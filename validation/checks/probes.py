@@ -211,10 +211,11 @@ def _short(values: Iterable[float]) -> list[float]:
 def probes_agree(setting: Setting) -> Measurement:
     """On the toy policy always; on the pretrained model where it is here, or the note says how to get it."""
     comparisons, toy = probes_on_toy(setting)
-    data, note = {"toy": toy}, ""
+    data, note, left_out = {"toy": toy}, "", []
     try:
         more, data["pretrained"] = probes_on_pretrained(setting, responses=4 if setting.quick else 12)
         comparisons += more
     except NotMeasured as reason:
         note = f"The toy policy alone; the figures of the pretrained model were skipped: {reason}."
-    return Measurement(comparisons, note, data)
+        left_out = ["the pretrained model"]
+    return Measurement(comparisons, note, data, left_out)

@@ -155,18 +155,21 @@ def weights_and_moments(setting: Setting) -> Measurement:
         ),
         *(
             Comparison(
-                f"the paper's {paper} GB of {what}: {size} bytes times a round 7e9",
+                f"{what} of the 7B model beside the paper's {paper} GB",
                 expected=paper,
-                measured=size * QWEN_7B.nominal / GB,
+                measured=measured / GB,
                 unit="GB",
                 tolerance=0.5,
                 reason="half of the last digit printed",
                 oracle="the paper, §1",
-                control="the model's real number of parameters",
-                control_measured=size * number / GB,
+                control=f"{wrong} bytes a number",
+                control_measured=wrong * number / GB,
                 from_paper=True,
             )
-            for paper, size, what in ((14, 2, "bf16 weights"), (56, 8, "moments"))
+            for paper, measured, wrong, what in (
+                (14, weights, 4, "bf16 weights"),
+                (56, moments, 4, "moments"),
+            )
         ),
     ]
     note = (

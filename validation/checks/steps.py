@@ -206,9 +206,10 @@ def meets_the_budget(setting: Setting) -> Measurement:
     ]
     data = {"q": q, "temperature": temperature, "beyond": sweeps}
     if setting.quick:
-        return Measurement(comparisons, data=data)
+        return Measurement(comparisons, data=data, not_measured=["the pretrained model (--quick)"])
     try:
         more, data["pretrained"] = on_pretrained(setting)
     except NotMeasured as reason:
-        return Measurement(comparisons, f"The toy policy alone; the pretrained model was skipped: {reason}.", data)
+        note = f"The toy policy alone; the pretrained model was skipped: {reason}."
+        return Measurement(comparisons, note, data, ["the pretrained model"])
     return Measurement(comparisons + more, data=data)

@@ -36,7 +36,7 @@ def draw_curves(axes: Axes, curves: dict[str, dict[str, Any]], names: Sequence[s
 
 @plot(
     "C14",
-    "Accuracy on the toy task by rank: over updates (mean and 95 % bootstrap interval over seeds, α at most 3), and at "
+    "Accuracy on the toy task by rank: over updates (mean and 95 % interval over seeds, α at most 3), and at "
     "the end, a point a seed, with the cap on α and without. Grey: the rise that the paper found from rank 4 to 256, "
     "laid on the toy's mean at rank 4.",
 )
@@ -65,7 +65,7 @@ def by_rank(data: dict[str, Any]) -> Figure:
 
 @plot(
     "C24",
-    "Figure 6's four step-size settings on the toy task: accuracy over updates (mean and 95 % bootstrap interval over "
+    "Figure 6's four step-size settings on the toy task: accuracy over updates (mean and 95 % interval over "
     "seeds); the KL that the updates realised; accuracy at the end, a point a seed, beside the paper's figures for its "
     "own model and task (grey dashes).",
 )
@@ -102,7 +102,7 @@ def by_budget(data: dict[str, Any]) -> Figure:
 @plot(
     "C25",
     "A long run on the toy task. Accuracy of LoGRA, dense Adam and LoRA, and of LoGRA with the budget rising to 100 "
-    "times its start (mean and 95 % bootstrap interval over seeds). Of LoGRA's first seed: reward of the batch, "
+    "times its start (mean and 95 % interval over seeds). Of LoGRA's first seed: reward of the batch, "
     "predicted and realised KL, multiplier α and coefficient q, averaged over blocks of updates.",
 )
 def long_run(data: dict[str, Any]) -> Figure:
