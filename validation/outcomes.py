@@ -83,6 +83,12 @@ def curve(runs: Sequence[Log]) -> dict[str, Any]:
     return {"update": updates, "mean": mean, "low": low, "high": high}
 
 
+def averaged(runs: Sequence[Log]) -> np.ndarray:
+    """The realised KL of each update, the mean over seeds, as far as all runs go: batches without signal make none."""
+    least = min(len(log.realised) for log in runs)
+    return np.mean([log.realised[:least] for log in runs], axis=0)
+
+
 def thinned(values: Sequence[float], points: int = 60) -> dict[str, Any]:
     """Means of some sixty blocks of a long series, for a plot: update and value."""
     blocks = np.array_split(np.asarray(values, dtype=float), min(points, len(values)))

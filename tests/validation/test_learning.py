@@ -8,7 +8,7 @@ import torch
 
 from logra_ref.toy import LargerNumber, ToyPolicy, accuracy
 from validation.experiments import Log, Run, train
-from validation.outcomes import end, interval, kl_ratio, retained, slope
+from validation.outcomes import averaged, end, interval, kl_ratio, retained, slope
 
 
 def test_the_larger_number_is_right_and_every_other_answer_wrong():
@@ -46,6 +46,10 @@ def test_ends_and_best_stretches_are_of_the_last_and_the_best_updates():
     assert end(log, 20) == pytest.approx(0.5)
     assert retained(log, 20) == pytest.approx(0.5 / 0.7)
     assert retained(log, 10) == pytest.approx(0.5)
+
+
+def test_a_run_with_a_batch_without_signal_has_an_update_less_and_is_averaged_all_the_same():
+    assert averaged([Log(realised=[1.0, 2.0, 3.0]), Log(realised=[3.0, 4.0])]).tolist() == [2.0, 3.0]
 
 
 def test_trend_and_intervals_of_a_case_known_by_hand():

@@ -10,7 +10,7 @@ import numpy as np
 
 from validation.claim import Comparison, Measurement, Setting, claim
 from validation.experiments import PROBED, Log, Run, logs
-from validation.outcomes import SHUFFLED, curve, end, interval, kl_ratio, learns, retained, slope, thinned
+from validation.outcomes import SHUFFLED, averaged, curve, end, interval, kl_ratio, learns, retained, slope, thinned
 
 RANKS = (4, 16, 64, 256)
 # The budgets of each claim are the paper's times one factor (500 or 1,000): the toy starts from nothing and has a few
@@ -192,9 +192,7 @@ def budgets_and_stability(setting: Setting) -> Measurement:
             "curves": {name: curve(some) for name, some in found.items()},
             "ends": {name: values.round(4).tolist() for name, values in ends.items()},
             "kept": {name: values.round(4).tolist() for name, values in kept.items()},
-            "realised": {
-                name: thinned(np.mean([log.realised for log in some], axis=0)) for name, some in found.items()
-            },
+            "realised": {name: thinned(averaged(some)) for name, some in found.items()},
             "paper": {"no control": 70.30, "large": 63.43, "small": 71.03, "annealed": 71.47},
         },
     )
