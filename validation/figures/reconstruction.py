@@ -47,13 +47,14 @@ def heat_map(data: dict[str, Any]) -> Figure:
 @plot(
     "C13",
     "What the gradient adds to the shape. Each point is a matrix at r = 4, its cosine over what the shape alone says; "
-    "few effective ranks make it lower on average and spread it. Lines: the second order, with two standard errors.",
+    "few effective ranks make it lower on average and spread it. Signs do not see the diagonal of M, so that the axis "
+    "takes it off Σλ². Line and band: the second order, with two standard errors.",
 )
 def departures(data: dict[str, Any]) -> Figure:
-    """Measured over first order at the smallest rank, against the number of effective ranks."""
+    """Measured over first order at the smallest rank, against what takes the place of effective ranks for signs."""
     figure = Figure(figsize=(7, 4))
     axis = figure.subplots()
-    axis.set_xlabel("effective ranks of the gradient, 1/(Σλ² − Σ M_ii²)")
+    axis.set_xlabel("1/(Σλ² − Σ M_ii²), for signs in place of the effective ranks 1/Σλ²")
     axis.set_ylabel("measured cosine / shapes alone, r = 4")
     if "real" not in data:
         return figure
@@ -76,7 +77,8 @@ def departures(data: dict[str, Any]) -> Figure:
     axis.fill_between(1 / line, mean - spread, mean + spread, color=GREY, alpha=0.2, linewidth=0)
     axis.axhline(1, color=GREY, linestyle="--")
     axis.set_xscale("log")
-    axis.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    ticks = [2**power for power in range(1 + int(np.log2(1 / share.min())))]
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
     axis.minorticks_off()
     axis.legend(ncols=4, fontsize=8)
     return figure
