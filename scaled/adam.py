@@ -10,7 +10,6 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from logra_ref.sketch import select_layers
@@ -20,7 +19,7 @@ from scaled.methods import Step
 from scaled.probe import Probe
 from scaled.ranks import Ranks
 from scaled.seeds import derive_seed
-from scaled.sharding import gathered, reshard
+from scaled.sharding import gathered, reshard, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -155,7 +154,7 @@ class LoraMethod(AdamMethod):
                     yield name, weight
                 continue
             if leaf == "weight":
-                weight = weight + _whole(layers[owner].get_delta_weight("default"))
+                weight = weight + whole(layers[owner].get_delta_weight("default"))
             yield owner + leaf, weight
 
     def tensors(self) -> dict[str, Tensor]:
@@ -166,7 +165,3 @@ class LoraMethod(AdamMethod):
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[name])
-
-
-def _whole(x: Tensor) -> Tensor:
-    return x.full_tensor() if isinstance(x, DTensor) else x

@@ -120,4 +120,9 @@ def fill(policy: Policy, source: PreTrainedModel | None, device: torch.device, r
 def gathered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Each weight as a whole, one after the other, to every rank; a tied one once."""
     for name, parameter in model.named_parameters():
-        yield name, parameter.detach().full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
+        yield name, whole(parameter.detach())
+
+
+def whole(x: Tensor) -> Tensor:
+    """All of a tensor that may lie in parts, to every rank."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
