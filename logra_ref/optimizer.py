@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from logra_ref.direction import row_adam_direction, sgd_direction
+from logra_ref.direction import row_adam_factor, sgd_factor
 from logra_ref.projection import canonical_name
 from logra_ref.sketch import SketchSet
 from logra_ref.sync import round_rows
-from logra_ref.update import Factor, FactoredUpdate
+from logra_ref.update import FactoredUpdate
 
 
 class LoGRA(torch.optim.Optimizer):
@@ -80,6 +80,8 @@ class LoGRA(torch.optim.Optimizer):
     def propose(self) -> FactoredUpdate:
         """The update that ``step`` would apply at α = 1. Weights and state stay as they are.
 
+        It is made of the sketches themselves, and so is good until they change: by backward, ``zero_grad`` or ``step``.
+
         Raises ``FloatingPointError`` for a sketch that is not finite, and ``RuntimeError`` for a layer that no
         backward pass has reached since ``zero_grad`` (as reentrant checkpointing of a frozen model does silently).
         """
@@ -93,10 +95,10 @@ class LoGRA(torch.optim.Optimizer):
         factors, moments = {}, {}
         for name, layer in self.sketches.layers.items():
             if self.direction == "sgd":
-                direction = sgd_direction(layer.sketch, total=self.sketches.holding.total)
+                factor = sgd_factor(layer.sketch, total=self.sketches.holding.total)
             else:
                 held = self.state[layer.weight].get("second_moment")
-                direction, moments[name] = row_adam_direction(
+                factor, moments[name] = row_adam_factor(
                     layer.sketch,
                     layer.sketch.new_zeros(len(layer.sketch)) if held is None else held,
                     step=group["update"],
@@ -104,7 +106,7 @@ class LoGRA(torch.optim.Optimizer):
                     epsilon=group["epsilon"],
                     total=self.sketches.holding.total,
                 )
-            factors[name] = round_rows(direction) if self.int8_factors else Factor.of(direction)
+            factors[name] = round_rows(factor.direction()) if self.int8_factors else factor
         self._moments = moments
         drawn_for = group["update"] if self.refresh == "every_update" else 1
         self._proposal = FactoredUpdate(

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from logra_ref.direction import Factor
 from logra_ref.holding import WHOLE, Holding
 from logra_ref.projection import Kind, Projection, canonical_name, projection_seed
 
@@ -37,7 +38,7 @@ class SketchedLinear(nn.Linear):
     holding: Holding
     paused: bool
     contributions: int
-    factor: Float[Tensor, "own r"] | None
+    factor: Factor | None
     moving: bool
 
     def forward(self, x: Float[Tensor, "*n k"]) -> Float[Tensor, "*n d"]:
@@ -64,7 +65,7 @@ class SketchedLinear(nn.Linear):
 
     def _along(self, x: Tensor) -> Tensor:
         """(x Aᵀ) Uᵀ for the factor U that is set."""
-        factor = self.holding.whole(self.factor.to(x.dtype), self.out_features)
+        factor = self.holding.whole(self.factor.direction().to(x.dtype), self.out_features)
         return F.linear(self.projection.project(x), factor)
 
     def _add(self, contribution: Float[Tensor, "own r"]) -> None:

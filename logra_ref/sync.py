@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from logra_ref.direction import Factor
 from logra_ref.projection import Kind, Projection, projection_seed
-from logra_ref.update import Factor, FactoredUpdate, merge_rows_
+from logra_ref.update import FactoredUpdate, merge_rows_
 
 INT8_MOST = 127
 TIE = 0x8000  # the low half of an fp32 number that lies between two bf16 numbers

@@ -5,36 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from logra_ref.direction import Factor
 from logra_ref.holding import WHOLE, Holding
 from logra_ref.projection import Projection
 from logra_ref.sketch import SketchedLinear
 
 MERGE_ROWS = 1024  # rows of U A that exist at a time
-
-
-@dataclass(frozen=True)
-class Factor:
-    """U (d, r) = row_scale · levels, a scale a row.
-
-    ``levels`` are the numbers of U with a scale of 1, or small integers (``sync.round_rows``), with which U A is an
-    exact sum.
-    """
-
-    levels: Float[Tensor, "d r"]
-    row_scale: Float[Tensor, " d"]
-
-    @classmethod
-    def of(cls, direction: Float[Tensor, "d r"]) -> Factor:
-        return cls(direction, direction.new_ones(len(direction)))
-
-    def direction(self) -> Float[Tensor, "d r"]:
-        return self.row_scale[:, None] * self.levels
 
 
 def nominal_step(update_norm: float, weight_norm: float, update_ratio: float) -> float:
@@ -71,6 +52,8 @@ class FactoredUpdate:
 
     ``update`` is the number of the update that the projections were drawn for (1 throughout if they are fixed),
     ``weight_norm`` the norm of the selected weights, ``update_ratio`` is ρ; ``holding`` is who holds which rows.
+
+    The factors may be the sketches themselves: once those have changed, ``RuntimeError`` is all that comes of them.
     """
 
     def __init__(
@@ -98,6 +81,7 @@ class FactoredUpdate:
 
     def coefficients(self, alpha: float) -> dict[str, Float[Tensor, " d"]]:
         """c_i = α η s_i · scale of A, the fp32 (or the weights') number of each row: what is merged and sent."""
+        self._require_unchanged()
         return {
             name: factor.row_scale * (alpha * self.eta * self.projections[name].scale)
             for name, factor in self.factors.items()
@@ -126,13 +110,20 @@ class FactoredUpdate:
 
     @contextmanager
     def _factors(self, alpha: float, *, moving: bool) -> Iterator[None]:
+        self._require_unchanged()
         for name, layer in self.layers.items():
             if layer.projection is not self.projections[name]:
                 raise RuntimeError(f"the projection of {name} was redrawn after this update was proposed")
         for name, layer in self.layers.items():
-            layer.factor, layer.moving = -alpha * self.eta * self.factors[name].direction(), moving
+            factor = self.factors[name]
+            layer.factor, layer.moving = Factor(factor.levels, -alpha * self.eta * factor.row_scale), moving
         try:
             yield
         finally:
             for layer in self.layers.values():
                 layer.factor, layer.moving = None, False
+
+    def _require_unchanged(self) -> None:
+        for name, factor in self.factors.items():
+            if factor.changed:
+                raise RuntimeError(f"the sketch of {name} was changed after this update was proposed; nothing was done")

@@ -11,8 +11,9 @@ from scipy import stats
 from torch import Tensor
 
 from logra_ref import Projection
+from logra_ref.direction import Factor
 from logra_ref.sync import SplitWeight, nudge_ties_, round_rows
-from logra_ref.update import Factor, merge_rows_
+from logra_ref.update import merge_rows_
 from validation.receivers import nearest, stochastic, wrapping_split
 from validation.sync_trainer import UPDATE_RATIO, share
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from validation.claim import Comparison, Measurement, Setting
 from validation.figures.style import image
 from validation.ledger import judge
-from validation.text import figures, row, without
+from validation.text import figures, row, told_apart, without
 
 
 def begin(*, quick: bool = True, seed: int = 0) -> Setting:
@@ -40,7 +40,7 @@ def _row(c: Comparison) -> str:
     # A hundredth of the tolerance is all that is shown: digits beyond it are another machine's rounding errors.
     digits = 15 if c.tolerance == 0 else 2 - math.floor(math.log10(c.tolerance))
     expected, measured, tolerance = figures(vars(replace(c, measured=round(c.measured, digits))))
-    wrong = f"{c.control_measured:.3g} ({c.control})"
+    wrong = f"{told_apart(c.control_measured, c.expected)} ({c.control})"
     return row(c.what, f"{expected}<br>{c.oracle}", measured, f"{tolerance}: {c.reason}", wrong)
 
 

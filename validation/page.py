@@ -11,7 +11,7 @@ import jinja2
 
 import validation.figures
 from validation.figures.style import PLOTS, image
-from validation.text import figures, number
+from validation.text import figures, number, told_apart, without
 
 
 def page(records: list[dict[str, Any]]) -> str:
@@ -21,7 +21,7 @@ def page(records: list[dict[str, Any]]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"figures": figures, "number": number}
+    environment.filters |= {"figures": figures, "number": number, "told_apart": told_apart, "without": without}
     plots = {r["id"]: [_drawn(p, r["data"]) for p in PLOTS if p.claim == r["id"] and r["comparisons"]] for r in records}
     verdicts = ("holds", "differs", "fails", "not measured here")
     counts = {verdict: sum(r["verdict"] == verdict for r in records) for verdict in verdicts}

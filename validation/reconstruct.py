@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from logra_ref.direction import Factor
 from logra_ref.projection import Kind, Projection, projection_seed, reconstruction_energy
-from logra_ref.update import Factor, lifted_square
+from logra_ref.update import lifted_square
 from validation.claim import Comparison, Setting
 from validation.shapes import QWEN_1_5B
 from validation.spread import Prediction, Spectrum, predict

@@ -19,6 +19,17 @@ def number(value: float | None) -> str:
     return f"{value:.5g}"
 
 
+def told_apart(value: float | None, other: float) -> str:
+    """A figure in three significant digits, or as many more as it takes to print otherwise than another one."""
+    if value is None or float(value).is_integer():
+        return number(value)
+    return next(
+        f"{value:.{digits}g}"
+        for digits in range(3, 18)
+        if digits == 17 or f"{value:.{digits}g}" != f"{other:.{digits}g}"
+    )
+
+
 def figures(record: dict[str, Any]) -> tuple[str, str, str]:
     """Expected, measured and tolerance of a record or comparison, with unit and relation."""
     unit = f" {record['unit']}" if record["unit"] else ""
@@ -54,9 +65,10 @@ def explanation(record: dict[str, Any]) -> str:
         if c["fits"] and c["control_failed"]:
             continue
         expected, measured, tolerance = figures(c)
+        wrong = told_apart(c["control_measured"], c["expected"])
         parts += [
             f"     {c['what']}: expected {expected} ({c['oracle']}), measured {measured}, "
-            f"tolerance {tolerance} ({c['reason']}); control ({c['control']}): {number(c['control_measured'])}"
+            f"tolerance {tolerance} ({c['reason']}); control ({c['control']}): {wrong}"
         ]
     return "\n".join([*parts, f"     seed {record['seed']}; repeat alone: {record['command']}"])
 

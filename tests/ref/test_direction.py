@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logra_ref.direction import row_adam_direction, sgd_direction
+from logra_ref.direction import row_adam_direction, row_adam_factor, sgd_direction, sgd_factor
 from logra_ref.projection import Projection, projection_seed
 from tests.ref.holders import each_holder
 
@@ -171,6 +171,13 @@ def test_neither_sketch_nor_second_moment_is_changed_in_place_so_a_proposal_may_
     assert torch.equal(plain, sketch)
     sketch.zero_()  # as the next microbatch does
     assert torch.equal(plain, copies[0])
+
+
+def test_u_as_a_factor_takes_no_memory_beside_the_sketch_but_for_a_number_a_row():
+    sketch, moment = draws(4, 3), torch.zeros(4, dtype=torch.float64)
+    for factor in (sgd_factor(sketch), row_adam_factor(sketch, moment, step=1)[0]):
+        assert factor.levels.data_ptr() == sketch.data_ptr()
+        assert factor.row_scale.shape == (4,)
 
 
 @pytest.mark.parametrize("step", [0, -1])

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from logra_ref import FactoredUpdate, Projection, attach_sketches
 from logra_ref import update as module
+from logra_ref.direction import Factor
 from logra_ref.projection import projection_seed
-from logra_ref.update import Factor, merge_rows_, nominal_step
+from logra_ref.update import merge_rows_, nominal_step
 
 RATIO = 6e-5
 KINDS = ("rademacher", "gaussian", "orthonormal", "hadamard")

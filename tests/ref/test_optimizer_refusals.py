@@ -108,3 +108,21 @@ def test_settings_that_make_no_sense_are_refused(settings):
     sketches = sketched()[1].sketches
     with pytest.raises((ValueError, TypeError)):  # the second where types are checked at run time
         LoGRA(sketches, **settings)
+
+
+def test_a_proposal_is_made_of_the_sketches_and_is_refused_once_they_have_changed():
+    model, optimizer = sketched()
+    before = weights_of(model)
+    loss_of(model, 0).backward()
+    proposal = optimizer.propose()
+    for name, sketch in optimizer.sketches.sketches().items():
+        assert proposal.factors[name].levels.data_ptr() == sketch.data_ptr()
+    loss_of(model, 1).backward()
+    with pytest.raises(RuntimeError, match=r"sketch of blocks\.0\.q_proj\.weight was changed after this update was"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="nothing was done"), proposal.displaced(1.0):
+        pass
+    assert same(weights_of(model), before)
+    optimizer.propose()
+    optimizer.step()
+    assert not same(weights_of(model), before)

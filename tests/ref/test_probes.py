@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from logra_ref import attach_sketches
+from logra_ref.direction import Factor
 from logra_ref.predicted_kl import probe_exact, probe_finite_difference, probe_jvp
 from logra_ref.toy import ToyPolicy
-from logra_ref.update import Factor, FactoredUpdate
+from logra_ref.update import FactoredUpdate
 from tests.tiny import FAMILIES, make_tiny_model
 
 TEMPERATURE = 0.6

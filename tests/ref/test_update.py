@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from logra_ref import FactoredUpdate, Projection, SketchSet, attach_sketches
-from logra_ref.update import Factor, nominal_step
+from logra_ref.direction import Factor
+from logra_ref.update import nominal_step
 from tests.ref.holders import Part, each_holder
 from tests.tiny import make_tiny_model
 

@@ -12,8 +12,9 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from logra_ref import attach_sketches
+from logra_ref.direction import Factor
 from logra_ref.rl import token_log_probs
-from logra_ref.update import Factor, FactoredUpdate
+from logra_ref.update import FactoredUpdate
 from scaled.batching import collate, microbatches, probe_indices
 from scaled.policy import Policy
 from scaled.records import Problem, Response

@@ -103,8 +103,11 @@ def test_two_handles_in_one_process_exclude_each_other_and_the_second_may_follow
 
 def test_the_lock_is_not_left_to_processes_that_were_started_meanwhile(tmp_path):
     with locked(tmp_path):
-        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+        command = [sys.executable, "-c", "print(1, flush=True); input()"]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
     try:
+        # Popen may return a moment before the system has closed what the new program does not inherit.
+        assert child.stdout.readline() == b"1\n"
         with locked(tmp_path):
             pass
     finally:

@@ -40,8 +40,8 @@ def ended(**options) -> int:
 
 
 def shell(text: str) -> subprocess.CompletedProcess[str]:
-    """A line of the shell, in which $validation is the command, with one claim that takes no time."""
-    script = f'validation="{sys.executable} -m validation --claims C17"; {text}'
+    """A line of the shell, in which ``validation`` is the command, with one claim that takes no time."""
+    script = f'validation() {{ "{sys.executable}" -m validation --claims C17 "$@"; }}; {text}'
     return subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
 
 
@@ -51,14 +51,14 @@ def shell(text: str) -> subprocess.CompletedProcess[str]:
 def test_a_full_disk_leaves_an_older_ledger_whole_and_is_told_in_one_line(tmp_path):
     file = tmp_path / "ledger.json"
     file.write_text("[1]\n")
-    done = shell(f"ulimit -f 1; $validation --json {file}")
+    done = shell(f"ulimit -f 1; validation --json '{file}'")
     assert (done.returncode, file.read_text()) == (2, "[1]\n")
     assert done.stderr.startswith(f"error: {file} cannot be written: ") and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_full_standard_output_is_one_line_and_no_traceback():
-    done = shell("$validation > /dev/full")
+    done = shell("validation > /dev/full")
     assert done.returncode == 2
     assert done.stderr == "error: standard output: No space left on device\n"
 

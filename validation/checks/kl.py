@@ -54,16 +54,14 @@ def remainders(proposal: Proposal, q: np.ndarray, steps: list[float], kl: KL) ->
     The absolute value is taken first: the cubic terms of two positions may have opposite signs, and their sum might be
     small by accident.
     """
-    before = proposal.logits()
-    return [
-        float(np.abs(kl(before, proposal.displaced_logits(a), proposal.temperature) - a**2 * q).mean()) for a in steps
-    ]
+    moved = logits_along(proposal, [0.0, *steps])
+    return [float(np.abs(kl(moved[0.0], moved[a], proposal.temperature) - a**2 * q).mean()) for a in steps]
 
 
 def along(proposal: Proposal, q: np.ndarray, steps: list[float]) -> dict[str, list[float]]:
     """K(α) by scipy, α² q, and the remainder with q right and 10 % off; nats, means over positions."""
-    before = proposal.logits()
-    kl = [float(scipy_kl(before, proposal.displaced_logits(a), proposal.temperature).mean()) for a in steps]
+    moved = logits_along(proposal, [0.0, *steps])
+    kl = [float(scipy_kl(moved[0.0], moved[a], proposal.temperature).mean()) for a in steps]
     return {
         "alpha": steps,
         "kl": kl,
@@ -118,7 +116,7 @@ def quadratic(setting: Setting) -> Measurement:
             measured=slope(steps, by_scipy),
             tolerance=0.05,
             reason=reason,
-            oracle="Taylor's theorem; K by scipy's relative entropy",
+            oracle="Taylor's theorem; K by scipy's relative entropy at weights really moved",
             control="q without the ½",
             control_measured=slope(steps, remainders(proposal, 2 * q, steps, scipy_kl)),
         ),

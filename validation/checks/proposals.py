@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from logra_ref import LoGRA, attach_sketches
+from logra_ref.direction import Factor
 from logra_ref.predicted_kl import probe_jvp
 from logra_ref.rl import reinforce_loss, token_log_probs
 from logra_ref.toy import ModularSum, ToyPolicy, sample_answers
-from logra_ref.update import Factor, FactoredUpdate
+from logra_ref.update import FactoredUpdate
 from validation.claim import Setting
 
 TEMPERATURE = 0.6

@@ -13,6 +13,7 @@ from validation.checks.proposals import (
     Proposal,
     dense_direction,
     frobenius,
+    logits_along,
     pretrained_proposal,
     scipy_kl,
     toy_proposal,
@@ -25,9 +26,9 @@ DOUBLE = "fp64: a few roundings of 1e-16"
 
 
 def realised(proposal: Proposal, steps: Sequence[float]) -> list[float]:
-    """The KL of each step α, the mean over positions, in nats: by scipy, at W + α D."""
-    before, temperature = proposal.logits(), proposal.temperature
-    return [float(scipy_kl(before, proposal.displaced_logits(alpha), temperature).mean()) for alpha in steps]
+    """The KL of each step α, the mean over positions, in nats: by scipy, at weights really moved to W + α D."""
+    moved = logits_along(proposal, [0.0, *steps])
+    return [float(scipy_kl(moved[0.0], moved[alpha], proposal.temperature).mean()) for alpha in steps]
 
 
 def next_terms(proposal: Proposal, a: float) -> Callable[[float], float]:
@@ -99,7 +100,7 @@ def on_pretrained(setting: Setting) -> tuple[list[Comparison], list[dict[str, fl
                 measured=right / budget,
                 tolerance=terms(alpha) + 1e-2,
                 reason=NEXT_TERMS + "; and 1e-5 of a logit, from fp32, against a change of 4e-3",
-                oracle="the budget itself; K by scipy's relative entropy at W + α D",
+                oracle="the budget itself; K by scipy's relative entropy at weights moved to W + α D",
                 control="q without the ½",
                 control_measured=wrong / budget,
             )
@@ -128,7 +129,7 @@ def meets_the_budget(setting: Setting) -> Measurement:
     enlarged = step_scale(float(smaller.q().mean()), BUDGET_MAX)
     capped = step_scale(float(larger.q().mean()), BUDGET_MAX)
     cosine, length = change_of_weights(proposal, 0.1)
-    scipys = "the budget itself; K by scipy's relative entropy at W + α D"
+    scipys = "the budget itself; K by scipy's relative entropy at weights moved to W + α D"
     comparisons = [
         Comparison(
             what="realised KL over the budget 2e-4",
