@@ -67,7 +67,7 @@ demo-control: model ## a nominal step that is too large, without step control an
 	@$(LOGRA) train smollm2-demo-control control.enabled=true run=runs/demo-controlled
 
 bench-phases: model ## seconds and peak memory of the demo's update by phase, LoGRA beside dense Adam and LoRA
-	@$(LOGRA) bench phases smollm2-demo
+	@$(LOGRA) bench phases smollm2-demo --updates 2
 
 claims: model ## the whole ledger, and from it the README's table; about 25 minutes
 	@.venv/bin/python -m validation --json validation/ledger.json --readme README.md

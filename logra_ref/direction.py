@@ -78,10 +78,10 @@ def row_adam_factor(
     root_sum, rows = total(torch.stack([root.sum(), root.new_tensor(len(root))]))
     damped = root + epsilon * root_sum / rows
     # A row that never had a gradient has S_i = 0; dividing by one keeps it 0 instead of 0/0.
-    damped = torch.where(damped > 0, damped, 1)
+    damped = torch.where(damped == 0, 1, damped)
     sketch_square, scaled_square = total(torch.stack([row_square.sum(), (row_square.sqrt() / damped).square().sum()]))
-    if not torch.isfinite(sketch_square):
-        raise FloatingPointError("the squares of the sketch's numbers overflow; nothing was changed")
+    if not torch.isfinite(sketch_square + scaled_square):
+        raise FloatingPointError("squares of the sketch's numbers, or second moments, overflow; nothing was changed")
     ratio = torch.where(scaled_square > 0, sketch_square / scaled_square, 0).sqrt()
     return Factor(sketch, ratio / damped), second_moment
 

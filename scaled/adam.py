@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
+from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,10 +19,17 @@ from scaled.config import RunConfig
 from scaled.methods import Step
 from scaled.probe import Probe
 from scaled.ranks import Ranks
+from scaled.section import MOST_COUNTED, Numbers
 from scaled.seeds import derive_seed
 from scaled.sharding import gathered, reshard, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class AdamNumbers(Numbers):
+    """What ``AdamMethod.numbers`` gives: the count of its steps, as torch keeps it."""
+
+    step: Annotated[float, Field(ge=0, le=MOST_COUNTED, multiple_of=1, allow_inf_nan=False)]
 
 
 class AdamMethod:
@@ -73,13 +81,18 @@ class AdamMethod:
         return {"step": max(steps, default=0.0)}
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        step = numbers["step"]
-        if type(step) is not float:
-            raise ValueError(f"step {step!r}")
+        step = AdamNumbers.read(numbers).step
+        bad = (not torch.isfinite(self.ranks.own(tensor)).all() for tensor in tensors.values())
+        if self.ranks.any(any(bad)):
+            raise ValueError("a moment or an adapter is not finite")
         if step:
             for name, parameter in self.parameters.items():
                 moments = {moment: tensors[f"{name}.{moment}"] for moment in MOMENTS}
                 self.optimizer.state[parameter] = {"step": torch.tensor(step), **moments}
+
+    def state_bytes(self) -> dict[str, int]:
+        count = sum(self.ranks.own(p).numel() * p.element_size() for p in self.parameters.values())
+        return {"gradients": count, "Adam's moments": 2 * count}
 
 
 class DenseMethod(AdamMethod):
@@ -159,6 +172,10 @@ class LoraMethod(AdamMethod):
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {name: parameter.detach() for name, parameter in self.parameters.items()}
+
+    def state_bytes(self) -> dict[str, int]:
+        others = super().state_bytes()
+        return {"adapters": others["gradients"]} | others
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         super().load(tensors, numbers)

@@ -30,7 +30,7 @@ from transformers.utils import logging as transformers_logging
 
 from scaled.errors import UserError
 from scaled.files import digest, discard, existing, size, sync
-from scaled.ranks import ALONE, Ranks
+from scaled.ranks import ALONE, Ranks, lost
 
 if TYPE_CHECKING:  # seconds of importing that a reader of a log does without
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,6 +79,8 @@ def save_checkpoint(
     except Exception as error:  # a full disk has a class of its own in safetensors, in torch and in tokenizers
         if ranks.first:
             discard(partial)
+        if lost(error):
+            raise
         raise UserError(
             f"{target} could not be saved: {error}. It takes about {size(needed)}, and "
             f"{size(shutil.disk_usage(existing(folder)).free)} are free. {_remedy(run)}."
@@ -179,7 +181,7 @@ def _put_in_place(partial: Path, target: Path) -> None:
 
 
 def _remove_older(run: Path, update: int, keep_last: int) -> None:
-    upto = [checkpoint for checkpoint in _checkpoints(run) if _number(checkpoint) <= update]
+    upto = [checkpoint for checkpoint in _checkpoints(run) if update_of(checkpoint) <= update]
     kept = [checkpoint for checkpoint in upto if not checkpoint.name.startswith(".old-")][-keep_last:]
     for checkpoint in upto:
         if checkpoint not in kept:
@@ -224,7 +226,7 @@ def _remove(checkpoint: Path) -> None:
 
 
 def _damaged(checkpoint: Path, name: Path | str, error: Exception) -> UserError:
-    older = [other for other in _checkpoints(checkpoint.parent.parent) if _number(other) < _number(checkpoint)]
+    older = [other for other in _checkpoints(checkpoint.parent.parent) if update_of(other) < update_of(checkpoint)]
     return UserError(
         f"{checkpoint / name} is damaged: {error}. Move {checkpoint} out of the way; "
         + (f"the run then resumes from {older[-1]}." if older else "it is the only one: start the run anew.")
@@ -238,10 +240,11 @@ def _checkpoints(run: Path) -> list[Path]:
         for path in (run / "checkpoints").glob("*update-*")
         if _NAME.fullmatch(path.name) and (path / _FILES).exists()
     ]
-    return sorted(found, key=lambda path: (_number(path), not path.name.startswith(".old-")))
+    return sorted(found, key=lambda path: (update_of(path), not path.name.startswith(".old-")))
 
 
-def _number(checkpoint: Path) -> int:
+def update_of(checkpoint: Path) -> int:
+    """The update whose weights a checkpoint has, by its name."""
     return int(_NAME.fullmatch(checkpoint.name).group(1))
 
 

@@ -180,10 +180,11 @@ def judge_needs(machine: Machine, needs: Needs) -> Iterator[Line]:
     yield Line(
         "the run",
         f"{needs.parameters:,} parameters on {needs.device}; in fp32 {_size(weights)}, kept for training "
-        f"{_size(needs.state)}; activations come on top",
+        f"{_size(needs.state)}; activations and libraries come on top",
     )
     if needs.device == "cpu":
-        yield _enough("host memory", weights + needs.state, machine.memory, "a smaller model, or more memory")
+        remedy = "a smaller model, or more memory"
+        yield _enough("host memory", weights + needs.state, machine.memory, remedy)
     else:
         remedy = "the first rank reads the model whole, in fp32; take a machine with more memory"
         yield _enough("host memory", weights, machine.memory, remedy)
@@ -201,7 +202,7 @@ def judge_needs(machine: Machine, needs: Needs) -> Iterator[Line]:
 
 
 def _enough(name: str, needed: int, there: int, remedy: str) -> Line:
-    found = f"{_size(needed)} needed, {_size(there)} there"
+    found = f"{_size(needed)} needed at least, {_size(there)} there"
     return Line(name, found) if needed <= there else Line(name, found, "missing", remedy)
 
 

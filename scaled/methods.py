@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,6 +21,7 @@ from scaled.config import RunConfig
 from scaled.errors import UserError
 from scaled.probe import Probe
 from scaled.ranks import Ranks
+from scaled.section import Count, NonNegative, Numbers
 from scaled.seeds import derive_seed
 from scaled.sharding import ShardedRows, gathered, reshard
 
@@ -49,7 +51,10 @@ class Method(Protocol):
     ``commit`` is called right before the weights change: from there on an interrupt waits for the end of the step.
     ``weights`` are those of the model as a Hugging Face folder has them, one after the other, whole. A checkpoint has
     ``tensors`` (which are also what ``load`` is given: a fresh method's, filled in) and ``numbers`` (of JSON's types).
+    ``parameters`` are what is trained; ``state_bytes`` is what this rank keeps for it beside weights and activations.
     """
+
+    parameters: dict[str, Tensor]
 
     def zero_grad(self) -> None: ...
     def step(self, update: int, probe: Probe, mismatch: float | None, commit: Callable[[], None]) -> Step: ...
@@ -57,6 +62,15 @@ class Method(Protocol):
     def tensors(self) -> dict[str, Tensor]: ...
     def numbers(self) -> dict[str, Any]: ...
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None: ...
+    def state_bytes(self) -> dict[str, int]: ...
+
+
+class LograNumbers(Numbers):
+    """What ``LograMethod.numbers`` gives."""
+
+    update: Count
+    drawn: dict[str, Any]
+    mismatch: NonNegative
 
 
 class LograMethod:
@@ -89,6 +103,7 @@ class LograMethod:
             refresh=settings.refresh,
         )
         self.mismatch = MismatchTracker()
+        self.parameters = self.sketches.weights()
 
     def zero_grad(self) -> None:
         """Also compares the projections over ranks: sketches of different ones must not be summed."""
@@ -172,12 +187,24 @@ class LograMethod:
         return {"update": group["update"], "drawn": group["drawn"], "mismatch": self.mismatch.smoothed}
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        held = LograNumbers.read(numbers)
+        bad = any(not (torch.isfinite(own := self.ranks.own(moment)) & (own >= 0)).all() for moment in tensors.values())
+        if self.ranks.any(bad):
+            raise ValueError("a second moment is negative or not finite")
         state = self.optimizer.state_dict()
-        state["param_groups"][0] |= {"update": numbers["update"], "drawn": numbers["drawn"]}
+        state["param_groups"][0] |= {"update": held.update, "drawn": held.drawn}
         state["state"] = {
             index: {"second_moment": self.ranks.own(tensors[f"{name}.second_moment"])}
             for index, name in enumerate(self.sketches.layers)
             if tensors
         }
         self.optimizer.load_state_dict(state)
-        self.mismatch = MismatchTracker(numbers["mismatch"])
+        self.mismatch = MismatchTracker(held.mismatch)
+
+    def state_bytes(self) -> dict[str, int]:
+        layers = self.sketches.layers.values()
+        moments = {"second moments": sum(layer.sketch.element_size() * len(layer.sketch) for layer in layers)}
+        return {
+            "sketches": sum(layer.sketch.numel() * layer.sketch.element_size() for layer in layers),
+            "projections": sum(layer.projection.kept_bytes for layer in layers),
+        } | (moments if self.optimizer.direction == "row_adam" else {})

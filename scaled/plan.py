@@ -10,14 +10,15 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel
 
-from logra_ref.projection import Projection
 from logra_ref.sketch import last_part
-from scaled.build import prepare_model
+from scaled.build import build_method, prepare_model
 from scaled.checkpoint import verify
 from scaled.config import RunConfig
 from scaled.data import load_data
 from scaled.errors import UserError
 from scaled.model import load_skeleton, resolve_device
+from scaled.policy import Policy
+from scaled.ranks import ALONE
 from scaled.records import Problem
 from scaled.rewards import Grader
 from scaled.rollout import encode_prompts
@@ -30,7 +31,12 @@ Rows = list[tuple[str, str]]
 def plan(config: RunConfig, console: Console, *, resume: bool) -> list[str]:
     """Show what would be done, and return what is missing. No weights are loaded, and nothing is written."""
     missing: list[str] = []
-    rows: Rows = [("run", f"{config.run}: {config.updates} updates by {config.method}, seed {config.seed}")]
+    rows: Rows = [
+        (
+            "run",
+            f"{config.run}: {config.updates} update{'s'[: config.updates - 1]} by {config.method}, seed {config.seed}",
+        )
+    ]
     with _noting(missing):
         if resume:
             checkpoint = find_checkpoint(config)
@@ -66,26 +72,26 @@ def plan(config: RunConfig, console: Console, *, resume: bool) -> list[str]:
 
 def describe_training(model: PreTrainedModel, config: RunConfig) -> Rows:
     """What is trained, and what each method keeps for it between updates. The model may have no weights."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    matrices = [layer.weight for name, layer in model.named_modules() if last_part(name) in config.logra.targets]
+    selected = sum(weight.numel() for weight in matrices)
     prepare_model(model, config)  # refuses what cannot be trained
-    targets = config.logra.targets
-    weights = [layer.weight for name, layer in model.named_modules() if last_part(name) in targets]
-    total, selected = (sum(tensor.numel() for tensor in tensors) for tensors in (model.parameters(), weights))
-    rank = config.logra.rank
-    sketches = 4 * rank * sum(len(weight) for weight in weights)
-    projections = sum(Projection(config.logra.kind, rank, weight.shape[1], 0).kept_bytes for weight in weights)
-    moments = 4 * sum(len(weight) for weight in weights) if config.logra.direction == "row_adam" else 0
-    dense = total if config.dense.parameters == "all" else selected
-    trained = dense if config.method == "dense" else selected
-    return [
+    method = build_method(Policy(model), config, ALONE)
+    trained, state = sum(parameter.numel() for parameter in method.parameters.values()), method.state_bytes()
+    name = {
+        "logra": f"LoGRA, rank {config.logra.rank}",
+        "lora": f"LoRA, rank {config.lora.rank}",
+        "dense": "dense Adam",
+    }
+    rows = [
         ("", f"{type(model).__name__}, {total:,} parameters, {_size(4 * total)} of weights in fp32"),
-        ("trained", f"{trained:,} parameters ({trained / total:.1%}); {len(weights)} matrices are selected"),
-        (
-            "memory",
-            f"logra, rank {rank}: sketches {_size(sketches)}, projections {_size(projections)}, row moments "
-            f"{_size(moments)}: {_size(sketches + projections + moments)} in all",
-        ),
-        ("", f"dense Adam: gradients {_size(4 * dense)}, moments {_size(8 * dense)}: {_size(12 * dense)} in all"),
+        ("trained", f"{trained:,} parameters ({trained / total:.1%}); {len(matrices)} matrices are selected"),
+        ("memory", _parts(name[config.method], state)),
     ]
+    if config.method != "dense":
+        dense = {"gradients": 4 * selected, "Adam's moments": 8 * selected}
+        rows.append(("", _parts("for comparison, dense Adam of these matrices", dense)))
+    return rows
 
 
 def describe_batches(config: RunConfig, problems: list[Problem], held_out: list[Problem]) -> Rows:
@@ -102,6 +108,11 @@ def describe_batches(config: RunConfig, problems: list[Problem], held_out: list[
         ),
         ("", f"{config.updates} updates take {config.updates * responses} responses, {epochs:.1f} epochs"),
     ]
+
+
+def _parts(what: str, counts: dict[str, int]) -> str:
+    """Sizes by name, and their sum."""
+    return f"{what}: {', '.join(f'{n} {_size(c)}' for n, c in counts.items())}: {_size(sum(counts.values()))} in all"
 
 
 @contextmanager

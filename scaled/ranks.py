@@ -24,6 +24,7 @@ from scaled.errors import NumericalTrouble, UserError
 Value = TypeVar("Value")
 
 PATIENCE = timedelta(minutes=60)  # the longest that one rank may work alone, at its rollout or its checkpoint
+GATHERING = timedelta(seconds=45)  # in which all ranks must have been started
 
 
 class Ranks:
@@ -112,36 +113,74 @@ class Ranks:
 
 
 ALONE = Ranks()
-ERRORS: tuple[type[Exception], ...] = (UserError, NumericalTrouble, FloatingPointError)
+ERRORS: tuple[type[Exception], ...] = (UserError, NumericalTrouble, FloatingPointError, OSError)
 
 
 @contextmanager
-def joined_ranks(device: torch.device) -> Iterator[Ranks]:
-    """The ranks that ``torchrun`` started, or the one process there is.
+def joined_ranks(device: torch.device, ask_to_stop: Callable[[], None] = lambda: None) -> Iterator[Ranks]:
+    """The ranks that ``torchrun`` started, or the one process there is. Raises ``UserError`` if they do not gather.
 
-    Inside, a peer that is gone is a ``UserError`` instead of torch's own error, which is about sockets.
+    Inside, a peer that is gone is a ``UserError`` instead of torch's own error, which is about sockets; SIGTERM calls
+    ``ask_to_stop``.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         yield Ranks()
         return
+    rank, world = _place()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # torchrun ends the others by this signal when one is gone; they shall say first why they end. While a run goes on
-    # it has a handler of its own; what takes longer than half a minute torchrun kills.
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    # torchrun ends the others by this signal when one is gone; they shall say first why they end. What takes longer
+    # than half a minute torchrun kills.
+    signal.signal(signal.SIGTERM, lambda number, frame: ask_to_stop())
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=_gathered(rank, world),
+        rank=rank,
+        world_size=world,
+        timeout=PATIENCE,
+    )
     try:
-        yield Ranks(init_device_mesh(device.type, (dist.get_world_size(),)))
+        yield Ranks(init_device_mesh(device.type, (world,)))
     except (dist.DistError, RuntimeError) as error:
-        text = str(error)
-        if not isinstance(error, dist.DistError) and not any(sign in text for sign in GONE):
+        if not lost(error):
             raise
         raise UserError(
-            f"rank {dist.get_rank()} lost another rank ({text.splitlines()[0][:200]}). Its own message says why; the "
-            "last checkpoint is whole: start all ranks again with --resume"
+            f"rank {rank} lost another rank ({str(error).splitlines()[0][:200]}). Its own message says why. A "
+            "checkpoint is whole if there is one: start all ranks again with --resume"
         ) from error
     finally:
         dist.destroy_process_group()
+
+
+def _place() -> tuple[int, int]:
+    """This rank and how many there are, as torchrun's variables say."""
+    found = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    numbers = {name: int(text) if text.isdecimal() else -1 for name, text in found.items()}
+    rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
+    if not (0 <= rank < world and 0 < numbers["MASTER_PORT"] < 2**16 and os.environ.get("MASTER_ADDR")):
+        said = ", ".join(f"{name}={text!r}" for name, text in found.items())
+        raise UserError(
+            f"{said}, MASTER_ADDR={os.environ.get('MASTER_ADDR', '')!r} are no place among ranks: start them by "
+            "torchrun, which sets all four, or unset WORLD_SIZE for a single process"
+        )
+    return rank, world
+
+
+def _gathered(rank: int, world: int) -> dist.Store:
+    """The store of all ranks, once each of them is there."""
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        return next(dist.rendezvous("env://", rank, world, timeout=GATHERING))[0]
+    except (RuntimeError, OSError) as error:
+        raise UserError(
+            f"rank {rank} of {world} waited in vain for the others at {address} ({str(error).splitlines()[0][:200]}). "
+            "Start all ranks at the same time, with one MASTER_ADDR and a MASTER_PORT that is free"
+        ) from error
+
+
+def lost(error: BaseException) -> bool:
+    """Whether an error is torch's way to say that another rank is gone."""
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in GONE)
 
 
 GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "Timed out waiting")

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from logra_ref.rl import RunningBaseline
 from scaled.build import build_method, build_policy
-from scaled.checkpoint import latest_checkpoint, load_numbers, load_tensors, save_checkpoint
+from scaled.checkpoint import latest_checkpoint, load_numbers, load_tensors, save_checkpoint, update_of
 from scaled.config import RunConfig
 from scaled.config_file import dump_config, load_config
 from scaled.data import ProblemStream, load_data
@@ -33,8 +34,18 @@ from scaled.records import Problem
 from scaled.rewards import Grader
 from scaled.rollout import encode_prompts
 from scaled.sampler import Sampler
+from scaled.section import CountOrZero, Finite, Numbers
 
 MAY_CHANGE = ("updates", "evaluation", "checkpoint")  # on resume; everything else would make another run of it
+
+
+class RunNumbers(Numbers):
+    """The numbers of a checkpoint."""
+
+    update: CountOrZero
+    batch: CountOrZero
+    baseline: Finite
+    method: dict[str, Any]
 
 
 @dataclass
@@ -73,16 +84,16 @@ class Run:
 
     def load(self, checkpoint: Path, numbers: dict[str, Any]) -> None:
         """Go on where a checkpoint stopped. Raises ``ValueError`` for a state that is none of this run's."""
+        held = RunNumbers.read(numbers)
+        if held.batch < held.update or held.update != update_of(checkpoint):
+            raise ValueError(f"update {held.update} of batch {held.batch}")
+        tensors = self.method.tensors()
         try:
-            self.update, self.batch = numbers["update"], numbers["batch"]
-            self.baseline.value = float(numbers["baseline"])
-            tensors = self.method.tensors()
             load_tensors(checkpoint, tensors, self.ranks)
-            self.method.load(tensors, numbers["method"])
-        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        except (KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
-        if not (type(self.update) is int and type(self.batch) is int and self.batch >= self.update >= 0):
-            raise ValueError(f"update {self.update!r} of batch {self.batch!r}")
+        self.method.load(tensors, held.method)
+        self.update, self.batch, self.baseline.value = held.update, held.batch, held.baseline
 
     def advance(self, count: int) -> None:
         """Some parts of a phase are done. One process alone may stop here; ranks stop together, at ``may_stop``."""
@@ -111,7 +122,9 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
     several ranks the first of them reads and writes the folder.
     """
     with ExitStack() as stack:
-        ranks = stack.enter_context(joined_ranks(resolve_device(config.model.device)))
+        stop = StopRequest()
+        ranks = stack.enter_context(joined_ranks(resolve_device(config.model.device), stop.ask))
+        require_same_settings(config, ranks)
         checkpoint, numbers = ranks.on_first(lambda: _checked_folder(config, resume, stack))
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -125,7 +138,6 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
         with ranks.together():
             encode_prompts(policy.model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens)
         method = build_method(policy, config, ranks)
-        stop = StopRequest()
         run = Run(
             config=config,
             ranks=ranks,
@@ -199,8 +211,22 @@ def require_new_folder(run: Path) -> None:
 def require_empty(run: Path) -> None:
     """Raises ``UserError`` if there is a folder with anything in it but the lock."""
     if run.exists() and any(path.name != LOCK for path in run.iterdir()):
-        way = "go on with --resume" if latest_checkpoint(run) else "it has no checkpoint to resume from, so remove it"
-        raise UserError(f"run folder {run} exists already: {way}, or set run=FOLDER")
+        if latest_checkpoint(run):
+            way = "go on with --resume, or set run=FOLDER"
+        elif (run / "config.yaml").exists():
+            way = "it has no checkpoint to resume from, so remove it, or set run=FOLDER"
+        else:
+            way = "it is not empty, and no run's; set run=FOLDER"
+        raise UserError(f"run folder {run} exists already: {way}")
+
+
+def require_same_settings(config: RunConfig, ranks: Ranks) -> None:
+    """Raises ``UserError`` if ranks were started with different configurations."""
+    settings = ranks.gather(dict(_settings(config.model_dump())))
+    for rank, other in enumerate(settings):
+        for key, value in settings[0].items():
+            if other[key] != value:
+                raise UserError(f"rank 0 has {key} = {value!r} and rank {rank} {other[key]!r}; start all ranks alike")
 
 
 def find_checkpoint(config: RunConfig) -> Path:

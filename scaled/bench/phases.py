@@ -19,12 +19,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from scaled.adam import AdamMethod, LoraMethod
 from scaled.config import RunConfig
 from scaled.errors import NumericalTrouble, UserError
-from scaled.methods import LograMethod
 from scaled.progress import RunProgress
-from scaled.run import Run, open_run
+from scaled.run import open_run
 from scaled.train import take_batch
 
 METHODS = ("logra", "dense", "lora")
@@ -72,23 +70,7 @@ def measure(config: RunConfig, updates: int) -> dict[str, Any]:
         seconds = {name: statistics.median(row[name] for row in taken) for name in SECONDS}
         everyone = run.ranks.gather(meter.peaks)
         peaks = {name: max(peaks[name] for peaks in everyone) for name in meter.peaks}
-        return {"seconds": seconds, "peak_bytes": peaks, "training_state_bytes": training_state_bytes(run)}
-
-
-def training_state_bytes(run: Run) -> dict[str, int]:
-    """Counted bytes that the method keeps on the first rank beside weights and activations."""
-    method = run.method
-    if isinstance(method, LograMethod):
-        layers = method.sketches.layers.values()
-        return {
-            "sketches": sum(layer.sketch.numel() * layer.sketch.element_size() for layer in layers),
-            "projections": sum(layer.projection.kept_bytes for layer in layers),
-            "second moments": sum(4 * len(layer.sketch) for layer in layers),
-        }
-    assert isinstance(method, AdamMethod)
-    count = sum(run.ranks.own(parameter).numel() for parameter in method.parameters.values())
-    adapters = {"adapters": 4 * count} if isinstance(method, LoraMethod) else {}
-    return adapters | {"gradients": 4 * count, "Adam's moments": 8 * count}
+        return {"seconds": seconds, "peak_bytes": peaks, "training_state_bytes": run.method.state_bytes()}
 
 
 def compare(config: RunConfig, updates: int, ranks: int = 1) -> dict[str, Any]:

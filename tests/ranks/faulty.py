@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from datetime import timedelta
 from typing import Any
 
 import logra_ref.projection
 import scaled.gradients
+import scaled.ranks
 import scaled.train
 from scaled.cli import main
 
@@ -31,6 +34,10 @@ def is_asked_to_stop(run: Any) -> Any:
     return take_batch(run)
 
 
+if FAULT == "alone":
+    scaled.ranks.GATHERING = timedelta(seconds=3)
+if RANK == "1" and FAULT == "settings":
+    sys.argv.append("seed=7")
 if RANK == "1" and FAULT == "nan":
     scaled.gradients.policy_loss = not_a_number
 if RANK == "1" and FAULT == "projections":

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from scaled.cli import main
 from scaled.train import train
 from tests.checkpoints import save_state
 from tests.tiny import byte_tokenizer, make_tiny_model
@@ -69,3 +73,42 @@ def four(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("four") / "run"
     train(settings(tiny_model, run))
     return run
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def logra(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """``main`` as the shell calls it: exit code, stdout and stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["logra", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code or 0, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def recipe(tiny_model: Path, tmp_path: Path) -> Iterator[Path]:
+    """A run of two updates by a model that is never right, and so takes steps without a signal."""
+    threads = torch.get_num_threads()
+    path = tmp_path / "tiny.yaml"
+    settings = {
+        "run": str(tmp_path / "run"),
+        "updates": 2,
+        "microbatch": 4,
+        "threads": 1,
+        "skip_without_signal": False,
+        "model": {"path": str(tiny_model), "gradient_checkpointing": False},
+        "data": {"task": "arithmetic", "held_out": 6},
+        "rollout": {"prompts": 4, "max_new_tokens": 4, "stop": ["\n"]},
+        "rewards": {"answer_pattern": r"-?\d+"},
+        "logra": {"rank": 2},
+        "control": {"positions": 8},
+    }
+    path.write_text(yaml.safe_dump(settings))
+    yield path
+    torch.set_num_threads(threads)

@@ -8,64 +8,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from scaled.chat import ask
 from scaled.checkpoint import latest_checkpoint, load_numbers
-from scaled.cli import main
 from scaled.config_file import load_config
 from scaled.metrics import JsonLines
 from scaled.tasks import arithmetic
-
-Call = Callable[..., tuple[int, str, str]]
-
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def updates_of(run: Path) -> list[dict]:
     return [row for row in JsonLines(run / "metrics.jsonl").rows() if "reward" in row]
-
-
-@pytest.fixture
-def logra(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """``main`` as the shell calls it: exit code, stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["logra", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return (ended.value.code or 0, *capfd.readouterr())
-
-    return call
-
-
-@pytest.fixture
-def recipe(tiny_model: Path, tmp_path: Path) -> Iterator[Path]:
-    """A run of two updates by a model that is never right, and so takes steps without a signal."""
-    threads = torch.get_num_threads()
-    path = tmp_path / "tiny.yaml"
-    settings = {
-        "run": str(tmp_path / "run"),
-        "updates": 2,
-        "microbatch": 4,
-        "threads": 1,
-        "skip_without_signal": False,
-        "model": {"path": str(tiny_model), "gradient_checkpointing": False},
-        "data": {"task": "arithmetic", "held_out": 6},
-        "rollout": {"prompts": 4, "max_new_tokens": 4, "stop": ["\n"]},
-        "rewards": {"answer_pattern": r"-?\d+"},
-        "logra": {"rank": 2},
-        "control": {"positions": 8},
-    }
-    path.write_text(yaml.safe_dump(settings))
-    yield path
-    torch.set_num_threads(threads)
 
 
 def test_help_is_instant_for_it_imports_no_torch():
@@ -143,50 +101,6 @@ def test_interrupt_saves_and_a_resumed_run_ends_as_if_there_had_been_none(logra,
         for key in [key for key in row if key in noise or key.startswith("seconds")]:
             del row[key]
     assert rows == expected
-
-
-def test_dry_run_shows_the_counts_and_writes_nothing(logra, recipe, tmp_path):
-    code, out, err = logra("train", recipe, "--dry-run")
-    assert (code, err) == (0, "")
-    words = " ".join(out.split())
-    # By hand: 258 · 16 tied, a layer of 16·16·2 + 16·8·2 + 3·16·24 weights and two norms of 16, a last norm.
-    assert "LlamaForCausalLM, 8,048 parameters" in words
-    assert "trained 3,840 parameters (47.7%); 14 matrices are selected" in words
-    assert "data arithmetic: 604 problems, 6 held out" in words
-    assert "2 updates take 8 responses, 0.0 epochs" in words
-    assert words.endswith("missing nothing")
-    assert not (tmp_path / "run").exists()
-
-
-def test_dry_run_counts_the_memory_of_both_methods(logra, smollm2_path):
-    code, out, _ = logra("train", "smollm2-demo", f"model.path={smollm2_path}", "run=nowhere", "--dry-run")
-    assert code == 0
-    words = " ".join(out.split())
-    # 30 layers; outputs 576·2 + 192·2 + 1536·2 + 576, inputs 576·6 + 1536, at rank 64; 4 bytes and a bit.
-    sketches, projections = 30 * 5184 * 64 * 4 / 2**20, 30 * 4992 * 64 / 8 / 2**20
-    assert f"sketches {sketches:.1f} MiB, projections {projections:.1f} MiB" in words
-    weights = 30 * (576 * 576 * 2 + 576 * 192 * 2 + 3 * 576 * 1536)
-    assert f"gradients {4 * weights / 2**20:.1f} MiB, moments {8 * weights / 2**20:.1f} MiB" in words
-
-
-def test_dry_run_lists_all_that_is_missing(logra, recipe, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").touch()
-    code, out, err = logra(
-        "train", recipe, "--dry-run", "data.held_out=610", "reward=nowhere:score", "logra.targets=[c_attn]"
-    )
-    assert (code, err) == (2, "")
-    words = " ".join(out.split())
-    for part in ("exists already", "no layer is named c_attn", "data.held_out=610", "reward='nowhere:score'"):
-        assert f"missing {part}" in words or part in words.partition("missing")[2]
-
-
-def test_dry_run_says_that_smollm2_is_fetched_later(logra, tmp_path, monkeypatch):
-    monkeypatch.setenv("LOGRA_MODELS", str(tmp_path))
-    code, out, _ = logra("train", "smollm2-demo", f"run={tmp_path / 'run'}", "--dry-run")
-    assert code == 0
-    assert "not here yet" in out
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_error_of_the_user_is_red_text_and_not_a_traceback(logra, recipe):

@@ -85,3 +85,11 @@ def test_a_pipe_in_the_place_of_a_runs_configuration_is_refused_and_not_waited_f
     (tmp_path / "checkpoints/update-000001/state/files.json").touch()
     with pytest.raises(UserError, match="is no ordinary file"):
         find_checkpoint(load_config(Path("smollm2-demo"), [f"run={tmp_path}"]))
+
+
+@pytest.mark.parametrize("key", ["run", "data.file", "data.held_out_file"])
+def test_an_empty_path_is_not_this_folder_and_a_user_that_is_not_there_no_riddle(key):
+    assert "an empty text names none" in refusal("data.task=null", "data.file=x.jsonl", f"{key}=''")
+    config = load_config(Path("smollm2-demo"), ["run=~nobody-of-that-name/x"])
+    assert str(config.run) == "~nobody-of-that-name/x"
+    assert load_config(Path("smollm2-demo"), ["run=~/x"]).run == Path.home() / "x"

@@ -114,14 +114,14 @@ def test_every_fact_that_is_wrong_is_a_line_with_its_remedy():
 
 def test_too_little_memory_or_disk_is_missing_and_says_how_much_is_needed():
     line = amiss(replace(MACHINE, memory=6 * GIB - 1), NEEDS)["host memory"]
-    assert (line.found, line.verdict) == ("6.00 GiB needed, 6.00 GiB there", "missing")
+    assert (line.found, line.verdict) == ("6.00 GiB needed at least, 6.00 GiB there", "missing")
     assert "host memory" not in amiss(replace(MACHINE, memory=6 * GIB), NEEDS)
     # On a GPU the first rank reads the weights alone, and the GPUs share them and the state.
     on_gpus = replace(NEEDS, device="cuda", state=157 * GIB)
     assert amiss(replace(ON_GPUS, memory=4 * GIB), replace(on_gpus, state=156 * GIB)) == {}
     assert amiss(replace(ON_GPUS, memory=4 * GIB), on_gpus).keys() == {"GPU memory"}
     line = amiss(MACHINE, replace(NEEDS, disk_free=15 * GIB - 1))["disk, 3 checkpoints"]
-    assert (line.found, line.verdict) == ("15.00 GiB needed, 15.00 GiB there", "missing")
+    assert (line.found, line.verdict) == ("15.00 GiB needed at least, 15.00 GiB there", "missing")
     assert amiss(MACHINE, replace(NEEDS, disk_free=15 * GIB)) == {}
 
 

@@ -13,6 +13,8 @@ from time import sleep
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from scaled.checkpoint import _seal
 from scaled.errors import NumericalTrouble, UserError
@@ -134,19 +136,64 @@ def test_a_reward_that_breaks_in_the_middle_costs_no_update(four, tiny_model, tm
 
 @pytest.mark.parametrize(
     "change",
-    [{"batch": -5}, {"batch": "2"}, {"update": None}, {"baseline": "x"}, {"method": {}}, {"method": None}],
+    [
+        {"batch": -5},
+        {"batch": "4"},
+        {"batch": 10**30},
+        {"update": None},
+        {"update": 3},
+        {"baseline": "1.5"},
+        {"baseline": float("nan")},
+        {"baseline": 10**400},
+        {"more": 1},
+        {"method": {}},
+        {"method": None},
+        {"method.update": 5.5},
+        {"method.update": -7},
+        {"method.mismatch": "x"},
+        {"method.mismatch": -3.0},
+        {"method.mismatch": float("nan")},
+    ],
 )
 def test_a_state_of_another_kind_is_refused_before_the_logs_are_rewound(four, tiny_model, tmp_path, change):
     shutil.copytree(four, tmp_path / "run")
     checkpoint = tmp_path / "run/checkpoints/update-000004"
     numbers = checkpoint / "state/numbers.json"
-    numbers.write_text(json.dumps(json.loads(numbers.read_text()) | change))
+    held = json.loads(numbers.read_text())
+    for key, value in change.items():
+        part = held["method"] if key.startswith("method.") else held
+        part[key.removeprefix("method.")] = value
+    numbers.write_text(json.dumps(held))
     (checkpoint / "state/files.json").unlink()
     _seal(checkpoint)
     before = (tmp_path / "run/metrics.jsonl").read_text()
-    with pytest.raises(UserError, match="is not that of this run"):
+    with pytest.raises(UserError, match=r"is not that of this run \([^\n]*\); move"):
         train(settings(tiny_model, tmp_path / "run", updates=5), resume=True)
     assert (tmp_path / "run/metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(("method", "bad"), [("logra", -1.0), ("logra", float("nan")), ("dense", float("inf"))])
+def test_a_moment_that_training_cannot_have_made_is_refused(tiny_model, tmp_path, method, bad):
+    """NaN would go on unseen: the step of an update does not depend on the size of its direction."""
+    run = tmp_path / "run"
+    train(settings(tiny_model, run, method=method, updates=1))
+    state = run / "checkpoints/update-000001/state"
+    (part,) = state.glob("*.safetensors")
+    with safe_open(part, "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    next(iter(tensors.values())).flatten()[0] = bad
+    save_file(tensors, part, metadata)
+    (state / "files.json").unlink()
+    _seal(state.parent)
+    with pytest.raises(UserError, match="moment"):
+        train(settings(tiny_model, run, method=method, updates=2), resume=True)
+
+
+def test_a_folder_that_is_no_run_is_not_to_be_removed(tiny_model, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match=r"exists already: it is not empty, and no run's; set run=FOLDER$"):
+        train(settings(tiny_model, tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_problem_that_leaves_no_room_is_named_before_the_folder_is_made(tiny_model, tmp_path):

@@ -73,14 +73,14 @@ def departures(data: dict[str, Any]) -> Figure:
         )
     line = np.geomspace(share.min(), share.max(), 100)
     mean, spread = 1 - line / (4 * rank), 2 * np.sqrt(line / (2 * rank * real["seeds"]))
-    axis.plot(1 / line, mean, color="black")
+    axis.plot(1 / line, mean, color="black", label="2nd order")
     axis.fill_between(1 / line, mean - spread, mean + spread, color=GREY, alpha=0.2, linewidth=0)
-    axis.axhline(1, color=GREY, linestyle="--")
+    axis.axhline(1, color=GREY, linestyle="--", label="1st order")
     axis.set_xscale("log")
     ticks = [2**power for power in range(1 + int(np.log2(1 / share.min())))]
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
     axis.minorticks_off()
-    axis.legend(ncols=4, fontsize=8)
+    axis.legend(ncols=5, fontsize=8)
     return figure
 
 
