@@ -1,6 +1,7 @@
 # Each target sets up what it needs: .venv, and the model in models/ or $LOGRA_MODELS. A second call finds both there.
 
 STAMP := .venv/.complete
+ENGINE := .venv-engine/.complete
 USABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 LOGRA := .venv/bin/logra
 
@@ -9,7 +10,7 @@ export LOGRA_MODELS ?= models
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help env model demo demo-control demo-dense bench-phases claims mutants notebooks notebooks-rewrite test test-full lint format clean FORCE
+.PHONY: help env engine model demo demo-control demo-dense bench-phases claims mutants notebooks notebooks-rewrite test test-full lint format clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -20,6 +21,19 @@ env: $(STAMP) ## the environment, .venv; PYTHON=… chooses another interpreter 
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 $(STAMP): FORCE
 endif
+
+ifneq ($(shell cat $(ENGINE) 2>/dev/null),$(CURDIR))
+$(ENGINE): FORCE
+endif
+
+engine: env $(ENGINE) ## the environment of vLLM's engines on a CPU, .venv-engine; about three minutes and 3 GB
+
+# Apart from .venv: vLLM pins some hundred packages of its own, and loads this project there as a plugin.
+$(ENGINE): constraints-engine.txt pyproject.toml
+	@rm -rf .venv-engine && .venv/bin/python -m venv .venv-engine
+	@.venv-engine/bin/python -m pip install --disable-pip-version-check --no-deps --requirement constraints-engine.txt
+	@.venv-engine/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@pwd -P > $(ENGINE)
 
 # After an interruption half a package may lie there that pip takes for a whole one: start from nothing.
 $(STAMP): pyproject.toml constraints.txt
@@ -81,11 +95,11 @@ notebooks: model ## run every notebook and compare every cell with what is store
 notebooks-rewrite: model ## run every notebook and store what comes out, after a change that is meant
 	@.venv/bin/jupyter execute --inplace notebooks/*.ipynb notebooks/solutions/*.ipynb
 
-test: lint model ## what CI runs: lint, all tests with the quick ledger, the notebooks
+test: lint model engine ## what CI runs: lint, all tests with the quick ledger and a real engine, the notebooks
 	@.venv/bin/python -m pytest
 	@$(MAKE) --no-print-directory notebooks
 
-test-full: lint model ## the same with many more random examples, all mutants, killed runs and the full ledger
+test-full: lint model engine ## the same with many more random examples, all mutants, killed runs and the full ledger
 	@.venv/bin/python -m pytest --hypothesis-profile=full
 	@.venv/bin/python -m tests.ranks.kill_anytime 20
 	@$(MAKE) --no-print-directory notebooks mutants
@@ -100,6 +114,6 @@ format: env ## put right what ruff can
 	@.venv/bin/ruff check --fix .
 
 clean: ## remove .venv and caches; runs/ and models/ stay
-	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	@rm -rf .venv .venv-engine .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	@find logra_ref scaled validation tests examples -name __pycache__ -prune -exec rm -rf {} +
 	@echo "Kept: runs/ and models/"

@@ -109,6 +109,29 @@ def chat(
     chat_with(run, temperature)
 
 
+@app.command("sync-check", epilog="Example: logra sync-check models/smollm2 --updates 10")
+def sync_check(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format, fp32.")],
+    engine_python: Annotated[
+        Path, typer.Option(help="The Python of the environment that has vLLM and this project (`make engine`).")
+    ] = Path(".venv-engine/bin/python"),
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16: what the engine computes with.")] = "float32",
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Workers that share the engine's weights.")] = 1,
+    rank: Annotated[int, typer.Option(min=1, help="r, the columns of a factor.")] = 64,
+    updates: Annotated[int, typer.Option(min=1, help="Updates sent by factors.")] = 10,
+    log: Annotated[Path, typer.Option(help="Where the engine's log goes.")] = Path("sync-check.log"),
+) -> None:
+    """Start a vLLM engine and have it follow a trainer: bytes, seconds, and whether both end with the same bits.
+
+    Exit 1 if they do not.
+    """
+    from scaled.policy_sync.server import EngineSettings
+    from scaled.sync_check import sync_check as check
+
+    settings = EngineSettings(engine_python, model, log, dtype, tensor_parallel, max_model_len=64)
+    raise typer.Exit(0 if check(settings, Console(highlight=False), rank=rank, updates=updates) else 1)
+
+
 @app.command(epilog="Example: logra doctor smollm2-demo")
 def doctor(
     config: Annotated[

@@ -41,7 +41,7 @@ LONG_QUICK = 220
 END = 100
 COLLAPSE = 0.9
 WRONG_WAY = "the budget rises to 100 times its start"
-SWEEP = {"adam": (1e-3, 3e-3, 1e-2), "lora": (1e-3, 3e-3, 1e-2, 3e-2)}
+SWEEP = {"adam": (1e-3, 3e-3, 1e-2), "lora": (3e-4, 1e-3, 3e-3, 1e-2)}
 NAMES = {"adam": "dense Adam", "lora": "LoRA"}
 SWEEP_SEED = 5  # none of those compared
 

@@ -1,0 +1,1 @@
+"""The way of an update from the trainer to its engines."""

@@ -1,0 +1,184 @@
+"""A real vLLM engine that follows a trainer: bit for bit, and refusing what is amiss before it changes anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from scaled.errors import UserError
+from scaled.policy_sync.client import EngineClient
+from scaled.policy_sync.message_file import Origin, joint_digest, message_path, write_message
+from scaled.policy_sync.server import EngineSettings, engine
+from scaled.sync_check import RUN, Trainer
+from tests.tiny import byte_tokenizer
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-engine/bin/python"
+RATIO = 1e-3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2 with heads of a size that vLLM's CPU kernels have."""
+    folder = tmp_path_factory.mktemp("engine") / "model"
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen2Config(vocab_size=300, num_hidden_layers=2, max_position_embeddings=256, **sizes)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[EngineClient]:
+    with engine(EngineSettings(PYTHON, model, model.parent / "engine.log", max_model_len=64)) as client:
+        yield client
+
+
+class Pair:
+    """An engine and a trainer with equal weights."""
+
+    def __init__(self, client: EngineClient, model: Path, folder: Path, dtype: str = "float32") -> None:
+        self.client, self.folder, self.update = client, folder, 0
+        self.trainer = Trainer.of(model, 8, dtype, RATIO)
+        client.follow(RUN, folder)
+        client.send_full(0, model)
+
+    def write(self, run: str = RUN) -> str:
+        """One update of the trainer, written and not sent; its digest."""
+        self.update += 1
+        return joint_digest([write_message(self.folder, self.trainer.step(), Origin(run))])
+
+    def file(self) -> Path:
+        return message_path(self.folder, self.update, 0, 1)
+
+    def differing(self) -> list[str]:
+        return self.client.differing(self.trainer.fingerprints())
+
+    def log_prob_difference(self) -> float:
+        found = torch.tensor(self.client.log_probs(self.trainer.sequences[0].tolist()))
+        return float((found - self.trainer.log_probs()).abs().max())
+
+
+@pytest.fixture
+def pair(server: EngineClient, model: Path, tmp_path: Path) -> Pair:
+    return Pair(server, model, tmp_path)
+
+
+def test_after_every_update_the_engine_has_the_trainers_bits_and_its_log_probabilities(pair):
+    assert pair.differing() == []
+    for update in range(1, 11):
+        pair.client.send_factors(update, pair.write())
+        assert pair.differing() == []
+        assert pair.client.version() == str(update)
+        assert pair.log_prob_difference() < 1e-4  # the prompt is cached under the weights before, if it is at all
+    pair.write()  # control: one that is not sent
+    assert len(pair.differing()) == 14  # seven matrices of two layers, and no other weight
+    assert pair.log_prob_difference() > 1e-3
+
+
+def test_an_update_that_is_sent_again_is_not_applied_again_and_one_out_of_order_is_refused(pair):
+    first = pair.write()
+    pair.client.send_factors(1, first)
+    pair.client.send_factors(1, first)
+    assert pair.differing() == []
+    pair.write()
+    third = pair.write()
+    with pytest.raises(UserError, match="update 3 does not follow 1, the last one applied here"):
+        pair.client.send_factors(3, third)
+    assert pair.client.version() == "1"
+
+
+@pytest.mark.parametrize("damage", ["bit", "cut", "missing"])
+def test_a_damaged_message_is_refused_whole_and_the_right_one_is_applied_after_it(pair, damage):
+    digest = pair.write()
+    whole = pair.file().read_bytes()
+    bad = {"bit": whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:], "cut": whole[:-3], "missing": None}[damage]
+    pair.file().write_bytes(bad) if bad else pair.file().unlink()
+    with pytest.raises(UserError, match="send it again"):
+        pair.client.send_factors(1, digest)
+    before = Trainer.of(pair.trainer.model.config._name_or_path, 8, "float32", RATIO)
+    assert pair.client.differing(before.fingerprints()) == []
+    pair.file().write_bytes(whole)
+    pair.client.send_factors(1, digest)
+    assert pair.differing() == []
+
+
+def test_a_message_of_another_run_or_of_another_model_is_refused(pair, tmp_path):
+    with pytest.raises(UserError, match="is of run 'another', and this engine follows run 'sync-check'"):
+        pair.client.send_factors(1, pair.write("another"))
+    message = pair.trainer.step()
+    pair.update += 1
+    name = next(iter(message.levels))
+    for change, said in (
+        ({f"model.layers.9.{name}": message.levels[name]}, "which this model does not have"),
+        ({name: message.levels[name][:-1]}, "not int8"),
+    ):
+        coefficients = {key: message.coefficients[name][: len(levels)] for key, levels in change.items()}
+        wrong = type(message)(1, message.base_seed, message.kind, message.rank, change, coefficients)
+        digest = joint_digest([write_message(pair.folder, wrong, Origin(RUN))])
+        with pytest.raises(UserError, match=said):
+            pair.client.send_factors(1, digest)
+    assert pair.client.version() == "0"
+
+
+def test_a_bf16_engine_of_two_workers_has_bf16_of_the_trainers_weights(model, tmp_path):
+    settings = EngineSettings(PYTHON, model, tmp_path / "engine.log", "bfloat16", 2, max_model_len=64)
+    with engine(settings) as client:
+        pair = Pair(client, model, tmp_path, "bfloat16")
+        for update in range(1, 11):
+            client.send_factors(update, pair.write())
+        assert pair.differing() == []
+        pair.write()
+        assert len(pair.differing()) == 14
+
+
+def test_an_engine_that_dies_is_one_error_and_nothing_of_it_stays(model, tmp_path):
+    with engine(EngineSettings(PYTHON, model, tmp_path / "engine.log", max_model_len=64)) as client:
+        port = int(client.url.rpartition(":")[2])
+        mine = [p for p in psutil.Process().children(recursive=True) if p.is_running()]
+        api = next(p for p in mine if str(port) in p.cmdline())
+        started = [api, *api.children(recursive=True)]
+        assert len(started) > 1
+        os.kill(api.pid, signal.SIGKILL)
+        with pytest.raises(UserError, match="does not answer"):
+            client.log_probs([1, 2, 3])
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert alive == []
+
+
+def test_an_engine_that_cannot_start_says_why(model, tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        taken = EngineSettings(PYTHON, model, tmp_path / "log", port=port)
+        with pytest.raises(UserError, match=f"port {port} is taken"), engine(taken):
+            pass
+    with (
+        pytest.raises(UserError, match="make it by: make engine"),
+        engine(EngineSettings(tmp_path, model, tmp_path / "log")),
+    ):
+        pass
+    with (
+        pytest.raises(UserError, match="ended before it answered"),
+        engine(EngineSettings(PYTHON, tmp_path, tmp_path / "log")),
+    ):
+        pass
+
+
+def test_the_command_says_that_both_ended_equal(model, tmp_path):
+    command = [str(ROOT / ".venv/bin/logra"), "sync-check", str(model), "--updates", "2", "--rank", "8"]
+    done = subprocess.run([*command, "--log", str(tmp_path / "log")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "engine and trainer are equal, bit for bit; an update that was not sent is noticed" in words
