@@ -33,7 +33,9 @@ def test_help_is_instant_for_it_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["train", "model", "report", "eval", "chat", "doctor", "sync-check", "bench phases"])
+@pytest.mark.parametrize(
+    "command", ["train", "model", "report", "eval", "chat", "doctor", "sync-check", "bench phases"]
+)
 def test_every_command_has_an_explanation_and_an_example(logra, command):
     code, out, _ = logra(*command.split(), "--help")
     assert code == 0
