@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from scaled.errors import UserError
 from scaled.policy_sync.client import EngineClient
 
@@ -45,13 +47,15 @@ class EngineSettings:
         return command
 
     def environment(self) -> dict[str, str]:
-        """The routes that change weights are vLLM's developer mode; on a CPU each worker has cores of its own."""
+        """The routes that change weights are vLLM's developer mode. On a CPU each worker has cores of its own, and
+        nothing is compiled: that would want a C++ compiler, and paths without spaces."""
+        found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        if torch.cuda.is_available():
+            return found
         cores = sorted(os.sched_getaffinity(0))
         own = [cores[i :: self.tensor_parallel] for i in range(self.tensor_parallel)]
-        bind = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, some)) for some in own)}
-        return {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"} | (
-            bind if self.tensor_parallel > 1 else {}
-        )
+        bind = "|".join(",".join(map(str, some)) for some in own)
+        return found | {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": bind}
 
 
 @contextmanager

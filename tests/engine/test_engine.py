@@ -40,8 +40,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[EngineClient]:
+    """An engine for the tests of this file; of which nothing stays, though the last of them kills its server."""
     with engine(EngineSettings(PYTHON, model, model.parent / "engine.log", max_model_len=64)) as client:
+        started = processes(client)
+        assert len(started) > 1
         yield client
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert alive == []
+
+
+def processes(client: EngineClient) -> list[psutil.Process]:
+    """The engine's server, and then what it has started."""
+    port = client.url.rpartition(":")[2]
+    server = next(p for p in psutil.Process().children(recursive=True) if port in p.cmdline())
+    return [server, *server.children(recursive=True)]
 
 
 class Pair:
@@ -131,31 +143,6 @@ def test_a_message_of_another_run_or_of_another_model_is_refused(pair, tmp_path)
     assert pair.client.version() == "0"
 
 
-def test_a_bf16_engine_of_two_workers_has_bf16_of_the_trainers_weights(model, tmp_path):
-    settings = EngineSettings(PYTHON, model, tmp_path / "engine.log", "bfloat16", 2, max_model_len=64)
-    with engine(settings) as client:
-        pair = Pair(client, model, tmp_path, "bfloat16")
-        for update in range(1, 11):
-            client.send_factors(update, pair.write())
-        assert pair.differing() == []
-        pair.write()
-        assert len(pair.differing()) == 14
-
-
-def test_an_engine_that_dies_is_one_error_and_nothing_of_it_stays(model, tmp_path):
-    with engine(EngineSettings(PYTHON, model, tmp_path / "engine.log", max_model_len=64)) as client:
-        port = int(client.url.rpartition(":")[2])
-        mine = [p for p in psutil.Process().children(recursive=True) if p.is_running()]
-        api = next(p for p in mine if str(port) in p.cmdline())
-        started = [api, *api.children(recursive=True)]
-        assert len(started) > 1
-        os.kill(api.pid, signal.SIGKILL)
-        with pytest.raises(UserError, match="does not answer"):
-            client.log_probs([1, 2, 3])
-    _, alive = psutil.wait_procs(started, timeout=10)
-    assert alive == []
-
-
 def test_an_engine_that_cannot_start_says_why(model, tmp_path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -176,9 +163,17 @@ def test_an_engine_that_cannot_start_says_why(model, tmp_path):
         pass
 
 
-def test_the_command_says_that_both_ended_equal(model, tmp_path):
-    command = [str(ROOT / ".venv/bin/logra"), "sync-check", str(model), "--updates", "2", "--rank", "8"]
-    done = subprocess.run([*command, "--log", str(tmp_path / "log")], cwd=ROOT, capture_output=True, text=True)
+def test_the_command_says_that_a_bf16_engine_of_two_workers_has_bf16_of_the_trainers_weights(model, tmp_path):
+    command = [str(ROOT / ".venv/bin/logra"), "sync-check", str(model), "--updates", "10", "--rank", "8"]
+    command += ["--dtype", "bfloat16", "--tensor-parallel", "2", "--log", str(tmp_path / "log")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.split())
     assert "engine and trainer are equal, bit for bit; an update that was not sent is noticed" in words
+
+
+def test_an_engine_whose_server_is_killed_is_one_error(server):
+    """The last test: see ``server``."""
+    os.kill(processes(server)[0].pid, signal.SIGKILL)
+    with pytest.raises(UserError, match="does not answer"):
+        server.log_probs([1, 2, 3])

@@ -97,10 +97,10 @@ def _bar_with_paper(axes: Axes, place: int, size: float, paper: float, text: str
 
 ITEMS = [
     ("weights", GREY, ""),
-    ("gradients", ORANGE, ""),
+    ("gradients", ORANGE, "\\\\"),
     ("moments", PURPLE, "//"),
     ("sketches", BLUE, ""),
-    ("factors", GREEN, ""),
+    ("factors", GREEN, "xx"),
     ("projections", PURPLE, ".."),
 ]
 PAPER_GIB = {("1.5B", "dense"): 9.18, ("1.5B", "logra"): 7.18, ("7B", "dense"): 31.82}
