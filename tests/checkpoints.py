@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,11 +48,14 @@ def names(run: Path) -> list[str]:
 def full_disk(room: int) -> Iterator[None]:
     """No file can grow beyond ``room`` bytes: writing fails as it does on a full disk, in every library."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python would cut what it caches of modules imported meanwhile, and not notice.
+    cached, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = cached
 
 
 def same(left, right) -> bool:

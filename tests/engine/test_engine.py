@@ -52,7 +52,8 @@ def server(model: Path) -> Iterator[EngineClient]:
 def processes(client: EngineClient) -> list[psutil.Process]:
     """The engine's server, and then what it has started."""
     port = client.url.rpartition(":")[2]
-    server = next(p for p in psutil.Process().children(recursive=True) if port in p.cmdline())
+    alive = (p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE)
+    server = next(p for p in alive if port in p.cmdline())
     return [server, *server.children(recursive=True)]
 
 

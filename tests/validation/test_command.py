@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,9 @@ def ended(**options) -> int:
 def shell(text: str) -> subprocess.CompletedProcess[str]:
     """A line of the shell, in which ``validation`` is the command, with one claim that takes no time."""
     script = f'validation() {{ "{sys.executable}" -m validation --claims C17 "$@"; }}; {text}'
-    return subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
+    # Where no file may grow, Python would cut what it caches of the modules, and every later run would find that.
+    uncached = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(["bash", "-c", script], cwd=ROOT, env=uncached, capture_output=True, text=True)
 
 
 # Files
