@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,23 +83,31 @@ def main(moments: int, seed: int) -> None:
             last = latest_checkpoint(folder / "killed")
             if last is not None:
                 verify(last)
+            if last is not None and last.name.endswith(f"{UPDATES:06d}"):  # it came to its end between two kills
+                compare(folder)
+                shutil.rmtree(folder / "killed")
+                last = None
             target, resume = (folder / "killed", ["--resume"]) if last else (folder / "killed.yaml", [])
             if last is None and (folder / "killed").exists():
-                for path in (folder / "killed").iterdir():  # nothing was saved yet: the user is told to remove it
-                    if path.is_file():
-                        path.unlink()
+                shutil.rmtree(folder / "killed")  # nothing was saved yet: the user is told to remove it
             at = draw.uniform(0.2 * length, 0.8 * length)
             killed += kill_after(at, target, resume)
             last = latest_checkpoint(folder / "killed")
-            print(f"{killed} of {moments}: killed after {at:.1f} s, {last.name if last else 'nothing saved yet'}")
-            if last is not None and last.name.endswith(f"{UPDATES:06d}"):
-                break
+            saved = last.name if last else "nothing saved yet"
+            print(f"{killed} of {moments}: killed after {at:.1f} s, {saved}", flush=True)
         if latest_checkpoint(folder / "killed") is None:
-            sys.exit("nothing was ever saved")
+            sys.exit("the last run had saved nothing when it was killed; try another seed")
         torchrun(2, "scaled", "train", folder / "killed", "--resume")
-        equal = same(weights(folder / "killed", UPDATES), weights(folder / "whole", UPDATES))
-        print("weights and log equal those of the undisturbed run" if equal else "THE WEIGHTS DIFFER")
-        sys.exit(not (equal and log(folder / "killed") == log(folder / "whole")))
+        compare(folder)
+        print("weights and log equal those of the undisturbed run")
+
+
+def compare(folder: Path) -> None:
+    """Exit 1 unless the run that was killed is, at its end, the one that was not."""
+    if not same(weights(folder / "killed", UPDATES), weights(folder / "whole", UPDATES)):
+        sys.exit("THE WEIGHTS DIFFER")
+    if log(folder / "killed") != log(folder / "whole"):
+        sys.exit("THE LOGS DIFFER")
 
 
 if __name__ == "__main__":
