@@ -75,33 +75,42 @@ class FactorMessage:
         return total.hexdigest()
 
 
-@torch.no_grad()
-def apply_message_(weights: Mapping[str, Float[Tensor, "d k"]], message: FactorMessage) -> None:
-    """Redraw every projection and merge the message into the receiver's weights, in place.
+def redrawn(message: FactorMessage, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Projection]:
+    """The projections of a message, drawn again by a receiver whose weights have these shapes.
 
-    Everything is checked before anything is written: ``ValueError`` for a name, shape or dtype that does not fit (the
-    weights of trainer and receiver have one dtype), for a coefficient that is not finite and for a projection that
-    the matrix cannot have.
+    All is checked: ``ValueError`` for a name or shape that does not fit, for levels that are not int8, a coefficient
+    that is not finite and a projection that the matrix cannot have.
     """
-    projections = {}
     if set(message.levels) != set(message.coefficients):
         raise ValueError("the message has levels and coefficients of different matrices; nothing was changed")
+    projections = {}
     for name, levels in message.levels.items():
-        if name not in weights:
+        if name not in shapes:
             raise ValueError(f"the message updates {name}, which this model does not have; nothing was changed")
-        weight, coefficient = weights[name], message.coefficients[name]
-        rows, rank = len(weight), message.rank
-        if levels.dtype != torch.int8 or tuple(levels.shape) != (rows, rank) or tuple(coefficient.shape) != (rows,):
+        (rows, width), coefficient = shapes[name], message.coefficients[name]
+        if levels.dtype != torch.int8 or tuple(levels.shape) != (rows, message.rank) or coefficient.shape != (rows,):
             raise ValueError(
                 f"the factor of {name} is {levels.dtype} {tuple(levels.shape)} with {tuple(coefficient.shape)} "
-                f"coefficients, not int8 {(rows, rank)} with {(rows,)}; nothing was changed"
+                f"coefficients, not int8 {(rows, message.rank)} with {(rows,)}; nothing was changed"
             )
-        if coefficient.dtype != weight.dtype:
-            raise ValueError(f"weight {name} is {weight.dtype}, not {coefficient.dtype} as sent; nothing was changed")
         if not torch.isfinite(coefficient).all():
             raise ValueError(f"a coefficient of {name} is not finite; nothing was changed")
         seed = projection_seed(message.base_seed, message.update, name)
-        projections[name] = Projection(message.kind, rank, weight.shape[1], seed)
+        projections[name] = Projection(message.kind, message.rank, width, seed)
+    return projections
+
+
+@torch.no_grad()
+def apply_message_(weights: Mapping[str, Float[Tensor, "d k"]], message: FactorMessage) -> None:
+    """Merge the message into the receiver's weights, in place.
+
+    Everything is checked before anything is written: ``ValueError`` as from ``redrawn``, and for a weight of another
+    dtype than the trainer's.
+    """
+    projections = redrawn(message, {name: tuple(weight.shape) for name, weight in weights.items()})
+    for name, coefficient in message.coefficients.items():
+        if coefficient.dtype != (held := weights[name].dtype):
+            raise ValueError(f"weight {name} is {held}, not {coefficient.dtype} as sent; nothing was changed")
     for name, projection in projections.items():
         merge_rows_(weights[name], message.levels[name], message.coefficients[name], projection)
 

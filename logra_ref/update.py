@@ -29,22 +29,30 @@ def lifted_square(factor: Factor, projection: Projection) -> Float[Tensor, ""]:
     return ((direction.T @ direction) * projection.gram(factor.levels.device, factor.levels.dtype)).sum()
 
 
+def lifted_rows(
+    levels: Real[Tensor, "d r"], coefficient: Float[Tensor, " d"], projection: Projection
+) -> Float[Tensor, "d k"]:
+    """c_i (levels_i E), with E the projection's unscaled entries: what an update takes off some rows of a weight.
+
+    With integer levels and ±1 entries the sum in ``levels E`` is exact, whatever its order.
+    """
+    return projection.lift(levels.to(coefficient.dtype), scaled=False).mul_(coefficient[:, None])
+
+
 def merge_rows_(
     weight: Float[Tensor, "d k"],
     levels: Real[Tensor, "d r"],
     coefficient: Float[Tensor, " d"],
     projection: Projection,
 ) -> None:
-    """W_i ← W_i − c_i (levels_i E), in place, in blocks of rows; E the projection's unscaled entries.
+    """W_i ← W_i − c_i (levels_i E), in place, in blocks of rows.
 
-    One product and one difference, as two operations: with integer levels and ±1 entries the sum in ``levels E``
-    is exact, and every holder of W, however it shards W, ends with the same bits. (``addmm`` would fuse them.)
+    One product and one difference, as two operations: every holder of W, however it shards W, ends with the same
+    bits. (``addmm`` would fuse them.)
     """
     for start in range(0, len(weight), MERGE_ROWS):
         rows = slice(start, start + MERGE_ROWS)
-        lifted = projection.lift(levels[rows].to(weight.dtype), scaled=False)
-        lifted *= coefficient[rows, None].to(weight.dtype)
-        weight[rows] -= lifted
+        weight[rows] -= lifted_rows(levels[rows], coefficient[rows].to(weight.dtype), projection)
 
 
 class FactoredUpdate:

@@ -35,6 +35,8 @@ class AdamNumbers(Numbers):
 class AdamMethod:
     """Adam on what ``requires_grad``. It predicts no KL; the realised one is measured alike."""
 
+    message = None  # engines get all weights
+
     def __init__(self, model: PreTrainedModel, ranks: Ranks, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.ranks, self.optimizer = model, ranks, optimizer
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}

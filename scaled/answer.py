@@ -4,43 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from scaled.config import RunConfig
-from scaled.model import computing
 from scaled.ranks import ALONE, Ranks
 from scaled.records import Problem, Response, Score
 from scaled.rewards import Grader
-from scaled.rollout import generate
+from scaled.rollout import Rollout
 
 
 def answer(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    rollout: Rollout,
     asked: Sequence[Problem],
-    config: RunConfig,
     grader: Grader,
     *,
+    update: int,
     temperature: float,
     seed: int,
     advance: Callable[[int], None],
     ranks: Ranks = ALONE,
 ) -> tuple[list[Response], list[Score]]:
-    """A response and a score for each problem, in order. Each rank works on its share, and all get everything."""
-    with ranks.together(), computing(model, config.model):
-        responses = generate(
-            model,
-            tokenizer,
-            ranks.share(asked),
-            numbers=ranks.share(range(len(asked))),
-            max_new_tokens=config.rollout.max_new_tokens,
-            temperature=temperature,
-            seed=seed,
-            stop=config.rollout.stop,
-            batch=config.rollout.batch,
-            advance=advance,
+    """A response and a score for each problem, in order, by the weights after ``update``.
+
+    Each rank works on its share, and all get everything.
+    """
+    rollout.follow(update)
+    numbers = rollout.share(len(asked))
+    with ranks.together():
+        responses = rollout.respond(
+            [asked[number] for number in numbers], numbers, temperature=temperature, seed=seed, advance=advance
         )
         scores = grader.grade(responses)
-    responses, scores = ranks.joined(responses), ranks.joined(scores)
+    found = {}
+    for part in ranks.gather(list(zip(numbers, responses, scores, strict=True))):
+        found |= {number: (response, score) for number, response, score in part}
+    responses, scores = map(list, zip(*(found[number] for number in range(len(asked))), strict=True))
     grader.require_any(responses, scores)
     return responses, scores

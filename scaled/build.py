@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,9 +13,12 @@ from scaled.adam import DenseMethod, LoraMethod
 from scaled.config import ModelConfig, RunConfig
 from scaled.errors import UserError
 from scaled.methods import LograMethod, Method
-from scaled.model import computing, load_model, load_skeleton, resolve_device
+from scaled.model import computing, load_model, load_skeleton, resolve_device, resolve_model
 from scaled.policy import Policy
 from scaled.ranks import Ranks
+from scaled.rollout import Rollout
+from scaled.rollout.engines import FromEngines
+from scaled.rollout.in_process import InProcess
 from scaled.sharding import fill, shard
 
 METHODS = {"logra": LograMethod, "dense": DenseMethod, "lora": LoraMethod}
@@ -70,3 +74,24 @@ def policy_of(model: PreTrainedModel, config: RunConfig) -> Policy:
 def build_method(policy: Policy, config: RunConfig, ranks: Ranks) -> Method:
     """The method of a configuration, for a model that was prepared for it."""
     return METHODS[config.method](policy.model, config, ranks)
+
+
+def build_rollout(
+    config: RunConfig,
+    source: ModelConfig,
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    method: Method,
+    ranks: Ranks,
+) -> Rollout:
+    """Where responses come from, for a policy with the weights of ``source``."""
+    if config.rollout.backend == "hf":
+        return InProcess(policy.model, tokenizer, config, method.weights, ranks)
+    if not config.engine.urls:
+        raise UserError(
+            "rollout.backend vllm needs engines: `logra launch` in place of `logra train` starts them, or name running "
+            "ones, engine.urls=[http://127.0.0.1:8000]"
+        )
+    folder = Path(resolve_model(source.path))
+    base = folder if config.method != "lora" and any(folder.glob("*.safetensors")) else None
+    return FromEngines(policy.model, tokenizer, config, method, ranks, base)

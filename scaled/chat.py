@@ -13,7 +13,7 @@ from scaled.config_file import load_config
 from scaled.errors import UserError
 from scaled.model import computing, load_model, require_name
 from scaled.records import Message, Problem
-from scaled.rollout import generate
+from scaled.rollout.hf import generate
 from scaled.seeds import derive_seed
 
 MAX_NEW_TOKENS = 256  # for questions that are not of the run's task

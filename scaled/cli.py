@@ -60,6 +60,23 @@ def train(
         print(f"report: {report}")
 
 
+@app.command(epilog="Example: logra launch smollm2-demo rollout.backend=vllm run=runs/engine")
+def launch(
+    config: Config,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+) -> None:
+    """Start vLLM engines on this machine, and train with them.
+
+    `launch.engines` and `launch.ranks` say how many; `make engine` makes the environment of engines for a CPU.
+
+    Ctrl-C saves, ends all of them, and says how to go on.
+    """
+    from scaled.launch import launch as launch_all
+
+    raise typer.Exit(launch_all(config, overrides or [], Console(highlight=False), resume=resume))
+
+
 @app.command(epilog="Example: logra model smollm2 models/smollm2")
 def model(
     name: Annotated[str, typer.Argument(help="smollm2, a name on the hub, or a folder in Hugging Face format.")],

@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from logra_ref.projection import Kind
 from logra_ref.sketch import DEFAULT_TARGETS
+from scaled.config_engines import EngineConfig, LaunchConfig
+from scaled.config_methods import DenseConfig, LoraConfig
 from scaled.section import (
     MOST_COUNTED,
     Count,
@@ -63,6 +65,8 @@ class DataConfig(Section):
 class RolloutConfig(Section):
     """How responses are sampled."""
 
+    backend: Literal["hf", "vllm"] = "hf"
+    """In the trainer's process, by transformers; or by vLLM engines, which follow the trainer."""
     prompts: Count = 128
     """Problems in a batch."""
     responses_per_prompt: Count = 1
@@ -74,7 +78,7 @@ class RolloutConfig(Section):
     stop: tuple[Text, ...] = ()
     """Strings that end a response, beside the model's end of turn."""
     batch: Count = 64
-    """Responses generated at once."""
+    """Responses generated at once in the trainer's process."""
 
 
 class RewardConfig(Section):
@@ -171,46 +175,6 @@ class ControlConfig(Section):
         return self
 
 
-class DenseConfig(Section):
-    """Dense Adam, the paper's baseline."""
-
-    lr: Positive = 1e-6
-    """The learning rate after warm-up."""
-    lr_min: NonNegative = 1e-7
-    """The learning rate from update `horizon` on."""
-    warmup: CountOrZero = 9
-    """Updates of linear warm-up."""
-    horizon: Count = 300
-    """Updates over which the learning rate falls as a cosine."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    """Adam's decays."""
-    epsilon: Positive = 1e-8
-    """Adam's ε."""
-    parameters: Literal["targets", "all"] = "targets"
-    """Train the same matrices as LoGRA, or every parameter."""
-
-    @model_validator(mode="after")
-    def _falls(self) -> DenseConfig:
-        if self.lr_min > self.lr:
-            raise ValueError(f"`lr_min` {self.lr_min} is above `lr` {self.lr}")
-        return self
-
-
-class LoraConfig(Section):
-    """LoRA adapters on the same layers, for comparison (the paper's settings)."""
-
-    rank: Annotated[int, Field(gt=0, le=2**20)] = 256
-    """r of the adapters."""
-    alpha: Positive | None = None
-    """α of the adapters, whose product is scaled by α/r; r if it is not given."""
-    lr: Positive = 2e-4
-    """AdamW's learning rate, the same throughout."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    """AdamW's decays."""
-    epsilon: Positive = 1e-8
-    """AdamW's ε."""
-
-
 class EvaluationConfig(Section):
     """When and how held-out problems are answered."""
 
@@ -254,6 +218,8 @@ class RunConfig(Section):
     """Skip a batch whose advantages are all equal; η would make a full step of its noise."""
     on_non_finite: Literal["stop", "skip"] = "stop"
     """What to do when a loss, a sketch or the predicted KL is not finite; the weights are left untouched."""
+    policy_sync: Literal["factors", "full"] = "factors"
+    """How engines get an update: as LoGRA's factors, in int8, or as all weights."""
     model: ModelConfig
     """The model that is trained: a section with `path`."""
     data: DataConfig
@@ -272,10 +238,31 @@ class RunConfig(Section):
     """Adam, for `method: dense`."""
     lora: LoraConfig = LoraConfig()
     """Adapters and AdamW, for `method: lora`."""
+    engine: EngineConfig = EngineConfig()
+    """The engines, for `rollout.backend: vllm`."""
+    launch: LaunchConfig = LaunchConfig()
+    """What `logra launch` starts."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """How and when held-out problems are answered."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When the model and the run's state are saved."""
+
+    @property
+    def sends_factors(self) -> bool:
+        """Whether engines follow by factors."""
+        return self.rollout.backend == "vllm" and self.policy_sync == "factors"
+
+    @model_validator(mode="after")
+    def _factors(self) -> RunConfig:
+        if self.sends_factors:
+            wanted = {"method": "logra", "logra.kind": "rademacher", "logra.refresh": "every_update"}
+            had = {"method": self.method, "logra.kind": self.logra.kind, "logra.refresh": self.logra.refresh}
+            for name, value in wanted.items():
+                if had[name] != value:
+                    raise ValueError(
+                        f"`policy_sync` factors needs `{name}` {value}, not {had[name]}; set policy_sync=full"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _responses(self) -> RunConfig:

@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from scaled.answer import answer
 from scaled.config import RunConfig
@@ -15,6 +14,7 @@ from scaled.errors import UserError
 from scaled.ranks import ALONE, Ranks
 from scaled.records import Problem, Response, Score
 from scaled.rewards import Grader
+from scaled.rollout import Rollout
 from scaled.seeds import derive_seed
 
 RESAMPLES = 10_000
@@ -46,8 +46,7 @@ def bootstrap_interval(
 
 
 def evaluate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    rollout: Rollout,
     problems: Sequence[Problem],
     config: RunConfig,
     *,
@@ -70,11 +69,10 @@ def evaluate(
             continue
         started = perf_counter()
         responses, scores = answer(
-            model,
-            tokenizer,
+            rollout,
             [problem for problem in problems for _ in range(samples)],
-            config,
             grader,
+            update=update,
             temperature=temperature,
             seed=derive_seed(config.seed, "evaluate"),
             advance=advance,

@@ -16,6 +16,7 @@ from scaled.evaluate import evaluate
 from scaled.model import load_model
 from scaled.progress import RunProgress
 from scaled.rewards import Grader
+from scaled.rollout.in_process import InProcess
 
 OF_THE_RUN = ("run", "model.path", "method", "updates")
 
@@ -45,7 +46,8 @@ def evaluate_run(target: Path, overrides: Sequence[str]) -> list[dict[str, Any]]
         model, tokenizer = load_model(source)
         settings = config.evaluation
         progress.phase("evaluate", len(held_out) * (settings.samples + settings.greedy))
-        rows, _ = evaluate(model, tokenizer, held_out, config, update=update, grader=grader, advance=progress.advance)
+        rollout = InProcess(model, tokenizer, config)
+        rows, _ = evaluate(rollout, held_out, config, update=update, grader=grader, advance=progress.advance)
         for row in rows:
             progress.finish_evaluation(row)
     return rows

@@ -32,6 +32,8 @@ def accumulate_gradients(run: Run, responses: list[Response], advantages: Tensor
     blocks = own_blocks(run, responses, range(len(responses)))
     run.progress.phase("backward", len(blocks))
     largest, trouble = 0.0, None
+    completed = torch.tensor([not response.truncated for response in responses], device=model.device)
+    apart = torch.zeros(4, dtype=torch.float64)
     for block in blocks:
         log_probs = response_log_probs(run.policy, block, config.rollout.temperature)
         weights = importance_weights(log_probs, block.rollout_log_probs, config.loss.importance_cap)
@@ -42,16 +44,28 @@ def accumulate_gradients(run: Run, responses: list[Response], advantages: Tensor
             trouble = f"the loss of a microbatch is {loss.item()}; the update was refused"
         loss.backward()
         largest = max([largest, *weights.tolist()])
+        apart += differences(block.rollout_log_probs - log_probs.detach(), completed[block.response])
         run.advance(1)
     with run.ranks.together():  # not before: the others would wait for the weights of a rank that stopped
         if trouble:
             raise NumericalTrouble(trouble)
+    mismatch, completed_tokens, difference, response_tokens = run.ranks.total(apart).tolist()
+    in_process = config.rollout.backend == "hf"
     tokens = sum(len(response.prompt_ids) + len(response.token_ids) for response in responses)
     return {
         "importance_max": max(run.ranks.gather(largest)),
+        "mismatch_kl": None if in_process or not completed_tokens else mismatch / completed_tokens,
+        "log_prob_difference": None if in_process else difference / response_tokens,
         "tokens": tokens,
         "seconds_train": perf_counter() - started,
     }
+
+
+def differences(gaps: Tensor, completed: Tensor) -> Tensor:
+    """Of the gaps log p_engine − log p_trainer: sum and count over tokens of completed responses, Σ |gap| and count."""
+    gaps = gaps.double().cpu()
+    kept = gaps[completed.cpu()]
+    return torch.stack([kept.sum(), torch.tensor(float(len(kept))), gaps.abs().sum(), torch.tensor(float(len(gaps)))])
 
 
 def policy_loss(

@@ -17,6 +17,7 @@ from logra_ref import LoGRA, Projection, attach_sketches
 from logra_ref.holding import WHOLE
 from logra_ref.sketch import select_layers
 from logra_ref.step_size import MismatchTracker, cosine_budget, step_scale
+from logra_ref.sync import FactorMessage, nudge_ties_
 from scaled.config import RunConfig
 from scaled.errors import UserError
 from scaled.probe import Probe
@@ -51,10 +52,12 @@ class Method(Protocol):
     ``commit`` is called right before the weights change: from there on an interrupt waits for the end of the step.
     ``weights`` are those of the model as a Hugging Face folder has them, one after the other, whole. A checkpoint has
     ``tensors`` (which are also what ``load`` is given: a fresh method's, filled in) and ``numbers`` (of JSON's types).
+    ``message`` is the last update as engines get it, or None where they get all weights.
     ``parameters`` are what is trained; ``state_bytes`` is what this rank keeps for it beside weights and activations.
     """
 
     parameters: dict[str, Tensor]
+    message: FactorMessage | None
 
     def zero_grad(self) -> None: ...
     def step(self, update: int, probe: Probe, mismatch: float | None, commit: Callable[[], None]) -> Step: ...
@@ -86,11 +89,14 @@ class LograMethod:
     def __init__(self, model: PreTrainedModel, config: RunConfig, ranks: Ranks) -> None:
         self.model, self.ranks, self.control = model, ranks, config.control
         settings = config.logra
+        self.seed = derive_seed(config.seed, "projection")
+        self.sends_factors, self.message = config.sends_factors, None
+        self.to_bf16_engines = config.sends_factors and config.engine.dtype == "bfloat16"
         self.sketches = attach_sketches(
             model,
             settings.rank,
             targets=settings.targets,
-            seed=derive_seed(config.seed, "projection"),
+            seed=self.seed,
             kind=settings.kind,
             holding=WHOLE if ranks.world == 1 else ShardedRows(ranks),
         )
@@ -101,7 +107,9 @@ class LograMethod:
             beta2=settings.beta2,
             epsilon=settings.epsilon,
             refresh=settings.refresh,
+            int8_factors=self.sends_factors,
         )
+        self._nudge(dict(model.named_parameters()))
         self.mismatch = MismatchTracker()
         self.parameters = self.sketches.weights()
 
@@ -149,7 +157,10 @@ class LograMethod:
         commit()
         merging = perf_counter()
         reshard(probe.policy)
+        if self.sends_factors:
+            self.message = FactorMessage.of(proposal, alpha, base_seed=self.seed)
         self.optimizer.step(alpha=alpha)
+        self._nudge(self.parameters)
         self.mismatch = tracker
         merged = perf_counter()
         realised = probe.realised_kl()
@@ -168,6 +179,11 @@ class LograMethod:
             weight_norm=proposal.weight_norm,
             sketch_norm=sketch_norm,
         )
+
+    def _nudge(self, weights: dict[str, Tensor]) -> None:
+        """Away from the numbers that a bf16 engine cannot follow (``logra_ref.sync``)."""
+        for weight in weights.values() if self.to_bf16_engines else ():
+            nudge_ties_(self.ranks.own(weight.detach()))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return gathered(self.model)

@@ -39,6 +39,8 @@ UPDATE_FIELDS = {
     "budget_scheduled": "KL budget of this update by the schedule, in nats a token",
     "budget": "KL budget less the smoothed mismatch of engine and trainer, in nats a token",
     "mismatch_kl": "measured log-probability gap of engine and trainer, in nats a token; null without an engine",
+    "log_prob_difference": "mean of |log p_engine − log p_trainer| of a token, in nats; null without an engine",
+    "other_version": "share of the responses by other weights than the last; null without an engine",
     "mismatch_smoothed": "running average of mismatch_kl",
     "update_norm": "norm of the update over all trained matrices, α included",
     "weight_norm": "norm of the trained matrices before the update",

@@ -21,7 +21,7 @@ from scaled.policy import Policy
 from scaled.ranks import ALONE
 from scaled.records import Problem
 from scaled.rewards import Grader
-from scaled.rollout import encode_prompts
+from scaled.rollout.prompts import encode_prompts
 from scaled.run import find_checkpoint, require_new_folder
 from scaled.smollm2 import SMOLLM2, smollm2_folder
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from scaled.errors import NumericalTrouble, UserError
 Value = TypeVar("Value")
 
 PATIENCE = timedelta(minutes=60)  # the longest that one rank may work alone, at its rollout or its checkpoint
+LEAVING = 10.0  # seconds that a rank which is done waits for the others to be
 GATHERING = timedelta(seconds=45)  # in which all ranks must have been started
 
 
@@ -50,11 +52,6 @@ class Ranks:
     def share(self, items: Sequence[Value]) -> list[Value]:
         """This rank's part of what all ranks have: every so many, from its own number on."""
         return list(items[self.rank :: self.world])
-
-    def joined(self, part: Sequence[Value]) -> list[Value]:
-        """The whole again from everyone's ``share``, in the order it had."""
-        parts = self.gather(list(part))
-        return [parts[i % self.world][i // self.world] for i in range(sum(map(len, parts)))]
 
     def total(self, x: Tensor) -> Tensor:
         """The sum of a tensor over all ranks."""
@@ -132,15 +129,17 @@ def joined_ranks(device: torch.device, ask_to_stop: Callable[[], None] = lambda:
     # torchrun ends the others by this signal when one is gone; they shall say first why they end. What takes longer
     # than half a minute torchrun kills.
     signal.signal(signal.SIGTERM, lambda number, frame: ask_to_stop())
+    store = _gathered(rank, world)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=_gathered(rank, world),
+        store=store,
         rank=rank,
         world_size=world,
         timeout=PATIENCE,
     )
     try:
         yield Ranks(init_device_mesh(device.type, (world,)))
+        _leave(store, world)
     except (dist.DistError, RuntimeError) as error:
         if not lost(error):
             raise
@@ -150,6 +149,15 @@ def joined_ranks(device: torch.device, ask_to_stop: Callable[[], None] = lambda:
         ) from error
     finally:
         dist.destroy_process_group()
+
+
+def _leave(store: dist.Store, world: int) -> None:
+    """Wait until all have come to the end: a rank that closes its connections may cut off one that still reads."""
+    with suppress(dist.DistError, RuntimeError):  # the store goes with the rank that has it, and that one waits too
+        count, until = store.add("leaving", 1), time.monotonic() + LEAVING
+        while count < world and time.monotonic() < until:
+            time.sleep(0.05)
+            count = store.add("leaving", 0)
 
 
 def _place() -> tuple[int, int]:

@@ -29,7 +29,8 @@ class Response:
     ``token_ids`` are the sampled tokens, the stopping one included; ``log_probs`` their log-probabilities at the
     sampling temperature (natural logarithm, one a token; at temperature 0, greedy, those at temperature 1);
     ``text`` is the decoded response without the stop token or the stop string; ``stop_reason`` is ``stop`` for the
-    end of the turn or a stop string, ``length`` for a response cut by the limit of tokens.
+    end of the turn or a stop string, ``length`` for a response cut by the limit of tokens;
+    ``other_version`` whether an engine sampled any of it from other weights than the trainer's last.
     """
 
     problem: Problem
@@ -38,6 +39,7 @@ class Response:
     log_probs: tuple[float, ...]
     text: str
     stop_reason: Literal["stop", "length"]
+    other_version: bool = False
 
     @property
     def truncated(self) -> bool:

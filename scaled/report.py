@@ -87,7 +87,7 @@ def write_report(run: Path) -> Path:
             ("Updates and skipped batches", _legend(UPDATE_FIELDS, batches)),
             ("Evaluations", _legend(EVALUATION_FIELDS, evaluations)),
         ],
-        commands=_commands(run),
+        commands=_commands(run, config),
         yaml=dump_config(config),
         config=config,
     )
@@ -279,6 +279,7 @@ def _table(batches: Rows) -> list[dict[str, Any]]:
     return table
 
 
-def _commands(run: Path) -> str:
-    config, again = shlex.quote(str(run / "config.yaml")), shlex.quote(f"{run}-again")
-    return f"logra train {config} run={again}\nlogra report {again}"
+def _commands(run: Path, config: RunConfig) -> str:
+    verb = "train" if config.rollout.backend == "hf" else "launch"
+    file, again = shlex.quote(str(run / "config.yaml")), shlex.quote(f"{run}-again")
+    return f"logra {verb} {file} run={again}\nlogra report {again}"

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from logra_ref.rl import RunningBaseline
-from scaled.build import build_method, build_policy
+from scaled.build import build_method, build_policy, build_rollout
 from scaled.checkpoint import latest_checkpoint, load_numbers, load_tensors, save_checkpoint, update_of
 from scaled.config import RunConfig
 from scaled.config_file import dump_config, load_config
@@ -32,11 +32,18 @@ from scaled.progress import RunProgress
 from scaled.ranks import Ranks, joined_ranks
 from scaled.records import Problem
 from scaled.rewards import Grader
-from scaled.rollout import encode_prompts
-from scaled.sampler import Sampler
+from scaled.rollout import Rollout
+from scaled.rollout.prompts import encode_prompts
 from scaled.section import CountOrZero, Finite, Numbers
 
-MAY_CHANGE = ("updates", "evaluation", "checkpoint")  # on resume; everything else would make another run of it
+LOGS = "logs"  # of the engines that `logra launch` starts before there is a run
+MAY_CHANGE = (
+    "updates",
+    "evaluation",
+    "checkpoint",
+    "engine",
+    "launch",
+)  # on resume; everything else would make another run of it
 
 
 class RunNumbers(Numbers):
@@ -57,7 +64,7 @@ class Run:
     policy: Policy
     tokenizer: PreTrainedTokenizerBase
     method: Method
-    sampler: Sampler
+    rollout: Rollout
     stream: ProblemStream
     held_out: list[Problem]
     grader: Grader
@@ -138,13 +145,15 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
         with ranks.together():
             encode_prompts(policy.model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens)
         method = build_method(policy, config, ranks)
+        rollout = build_rollout(config, source, policy, tokenizer, method, ranks)
+        stack.callback(rollout.close)
         run = Run(
             config=config,
             ranks=ranks,
             policy=policy,
             tokenizer=tokenizer,
             method=method,
-            sampler=Sampler(policy.model, method.weights, ranks),
+            rollout=rollout,
             stream=ProblemStream(problems, config.seed),
             held_out=held_out,
             grader=grader,
@@ -209,8 +218,8 @@ def require_new_folder(run: Path) -> None:
 
 
 def require_empty(run: Path) -> None:
-    """Raises ``UserError`` if there is a folder with anything in it but the lock."""
-    if run.exists() and any(path.name != LOCK for path in run.iterdir()):
+    """Raises ``UserError`` if there is a folder with anything in it but the lock and logs of engines."""
+    if run.exists() and any(path.name not in (LOCK, LOGS) for path in run.iterdir()):
         if latest_checkpoint(run):
             way = "go on with --resume, or set run=FOLDER"
         elif (run / "config.yaml").exists():
@@ -227,6 +236,11 @@ def require_same_settings(config: RunConfig, ranks: Ranks) -> None:
         for key, value in settings[0].items():
             if other[key] != value:
                 raise UserError(f"rank 0 has {key} = {value!r} and rank {rank} {other[key]!r}; start all ranks alike")
+
+
+def resume_command(config: RunConfig) -> str:
+    """What goes on with a run that was stopped."""
+    return f"logra {'launch' if config.rollout.backend == 'vllm' else 'train'} {config.run} --resume"
 
 
 def find_checkpoint(config: RunConfig) -> Path:
@@ -246,8 +260,8 @@ def find_checkpoint(config: RunConfig) -> Path:
     ]
     if changed:
         raise UserError(
-            f"{config.run} was made with {'; '.join(changed)}. Resume as it was made, `logra train {config.run} "
-            f"--resume` (only {', '.join(MAY_CHANGE)} may change), or start another run"
+            f"{config.run} was made with {'; '.join(changed)}. Resume as it was made, `{resume_command(config)}` "
+            f"(only {', '.join(MAY_CHANGE)} may change), or start another run"
         )
     return checkpoint
 
@@ -264,7 +278,7 @@ def _settings(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def save(run: Run) -> None:
     """Save a checkpoint of the last applied update."""
     run.progress.note(f"saving update {run.update}")
-    save_checkpoint(
+    checkpoint = save_checkpoint(
         run.config.run,
         run.update,
         model=run.model,
@@ -275,3 +289,4 @@ def save(run: Run) -> None:
         keep_last=run.config.checkpoint.keep_last,
         ranks=run.ranks,
     )
+    run.rollout.saved(run.update, checkpoint / "model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -18,10 +18,9 @@ from logra_ref import LoGRA, attach_sketches
 from logra_ref.rl import token_log_probs
 from logra_ref.sync import FactorMessage, nudge_ties_
 from scaled.config import ModelConfig
-from scaled.errors import UserError
 from scaled.model import load_model
 from scaled.policy_sync.client import EngineClient
-from scaled.policy_sync.fingerprint import fingerprint, positions
+from scaled.policy_sync.fingerprint import fingerprints
 from scaled.policy_sync.message_file import Origin, joint_digest, message_path, write_message
 from scaled.policy_sync.server import EngineSettings, engine
 
@@ -73,12 +72,7 @@ class Trainer:
 
     def fingerprints(self) -> dict[str, int]:
         """Of each weight as the engine should have it."""
-        found = {}
-        for name, weight in self.model.named_parameters():
-            whole = weight.detach().to(self.dtype)
-            where = positions(range(len(whole)), whole[0].numel()).reshape(whole.shape)
-            found[name] = int(fingerprint(whole, where))
-        return found
+        return fingerprints(self.model.named_parameters(), self.dtype)
 
     @torch.no_grad()
     def log_probs(self) -> Tensor:
@@ -117,10 +111,12 @@ def sync_check(settings: EngineSettings, console: Console, *, rank: int, updates
     return equal and noticed
 
 
-def _rows(trainer: Trainer, client: EngineClient, model: Path, folder: Path, updates: int, say) -> Iterator[Row]:
+def _rows(
+    trainer: Trainer, client: EngineClient, model: Path, folder: Path, updates: int, say: Callable[[str], None]
+) -> Iterator[Row]:
     client.follow(RUN, folder)
     started = perf_counter()
-    client.send_full(0, model)
+    client.send_full(0, model, "0")
     size = sum(weight.numel() * 4 for weight in trainer.model.parameters())
     yield _compared("full", 1, size, perf_counter() - started, trainer, client)
     seconds, sent = 0.0, 0
@@ -129,11 +125,9 @@ def _rows(trainer: Trainer, client: EngineClient, model: Path, folder: Path, upd
         message = trainer.step()
         started = perf_counter()
         digest = joint_digest([write_message(folder, message, Origin(RUN))])
-        client.send_factors(update, digest)
+        client.send_factors(update, digest, str(update))
         seconds += perf_counter() - started
         sent = message_path(folder, update, 0, 1).stat().st_size
-        if client.version() != str(update):
-            raise UserError(f"the engine says version {client.version()} after update {update}")
     yield _compared("factors", updates, sent, seconds / updates, trainer, client)
     trainer.step()
     yield _compared("control: one more update, not sent", 1, 0, 0.0, trainer, client)

@@ -21,7 +21,7 @@ from scaled.interrupt import Interrupted
 from scaled.metrics import JsonLines, peak_bytes
 from scaled.records import Response, Score
 from scaled.report import write_report
-from scaled.run import Run, open_run, save
+from scaled.run import Run, open_run, resume_command, save
 from scaled.samples import sample_rows
 from scaled.seeds import derive_seed
 
@@ -61,7 +61,7 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
                     save(run)
         except Interrupted:
             save(run)
-            run.progress.note(f"stopped after update {run.update}; go on with: logra train {config.run} --resume")
+            run.progress.note(f"stopped after update {run.update}; go on with: {resume_command(config)}")
             raise
         return run.ranks.on_first(lambda: write_report(config.run))
 
@@ -85,9 +85,7 @@ def take_or_save(run: Run) -> dict[str, Any]:
         if run.batch > taken:  # its row could not be written: from the last checkpoint it is taken again
             raise
         save(run)
-        raise UserError(
-            f"{error}. Update {run.update} is saved; go on with: logra train {run.config.run} --resume"
-        ) from error
+        raise UserError(f"{error}. Update {run.update} is saved; go on with: {resume_command(run.config)}") from error
 
 
 def take_batch(run: Run) -> dict[str, Any]:
@@ -96,16 +94,17 @@ def take_batch(run: Run) -> dict[str, Any]:
     batch_number, update = run.batch + 1, run.update + 1
 
     # prompts → rollout → reward
+    began = perf_counter()
+    run.rollout.follow(run.update)
     started = perf_counter()
     problems = run.stream.take(run.batch * config.rollout.prompts, config.rollout.prompts)
     asked = [problem for problem in problems for _ in range(config.rollout.responses_per_prompt)]
     progress.phase("rollout", len(asked))
     responses, scores = answer(
-        run.sampler.at(run.update),
-        run.tokenizer,
+        run.rollout,
         asked,
-        config,
         run.grader,
+        update=run.update,
         temperature=config.rollout.temperature,
         seed=derive_seed(config.seed, "rollout", batch_number),
         advance=run.advance,
@@ -135,8 +134,9 @@ def take_batch(run: Run) -> dict[str, Any]:
             trained = [responses[i] for i in graded]
             row |= accumulate_gradients(run, trained, advantages.to(run.model.device, torch.float32))
             run.may_stop()
+            require_agreement(run, row["log_prob_difference"])
             probe = build_probe(run, trained, batch_number)
-            step = run.method.step(update, probe, None, run.may_stop)
+            step = run.method.step(update, probe, row["mismatch_kl"], run.may_stop)
         except (FloatingPointError, NumericalTrouble) as error:
             run.method.zero_grad()
             refuse(run, batch_number, responses, scores, str(error))
@@ -152,7 +152,7 @@ def take_batch(run: Run) -> dict[str, Any]:
         row |= asdict(step)
     run.batch, run.baseline = batch_number, baseline
     most = max(run.ranks.gather(peak_bytes(run.model.device)))
-    row |= {"baseline": baseline.value, "seconds": perf_counter() - started, "peak_bytes": most}
+    row |= {"baseline": baseline.value, "seconds": perf_counter() - began, "peak_bytes": most}
     few = responses[:SAMPLES_OF_BATCH], scores[:SAMPLES_OF_BATCH]
     run.ranks.on_first(lambda: run.log([row], sample_rows(*few, batch_number, update, "train")))
     progress.finish_update(row)
@@ -171,7 +171,7 @@ def batch_row(
     """The part of a row that is known once a batch is graded."""
     rewards = [score.reward for score in scores if score.reward is not None]
     formed = [score.well_formed for score in scores if score.well_formed is not None]
-    count = len(responses)
+    count, cost, in_process = len(responses), run.rollout.cost(), run.config.rollout.backend == "hf"
     return {
         "update": update,
         "batch": batch_number,
@@ -184,11 +184,23 @@ def batch_row(
         "advantage_std": float(advantages.std(correction=0)),
         "response_tokens": sum(len(response.token_ids) for response in responses) / count,
         "truncated": sum(response.truncated for response in responses) / count,
-        "mismatch_kl": None,
+        "other_version": None if in_process else sum(response.other_version for response in responses) / count,
         "seconds_rollout": seconds_rollout,
-        "seconds_sync": None,
-        "sync_bytes": None,
+        "seconds_sync": cost and cost.seconds,
+        "sync_bytes": cost and cost.sync_bytes,
     }
+
+
+def require_agreement(run: Run, difference: float | None) -> None:
+    """Raises ``UserError`` if engines and trainer are further apart than rounding can make them."""
+    limit = run.config.engine.log_prob_limit
+    if difference is None or difference <= limit:
+        return
+    run.rollout.verify()  # says so where their weights differ
+    raise UserError(
+        f"log-probabilities of engines and trainer differ by {difference:.3g} a token in the mean, and "
+        f"engine.log_prob_limit is {limit}, though their weights are equal; do both compute with the same model?"
+    )
 
 
 def refuse(run: Run, batch_number: int, responses: list[Response], scores: list[Score], reason: str) -> None:
@@ -232,8 +244,7 @@ def evaluate_held_out(run: Run) -> None:
     settings = run.config.evaluation
     run.progress.phase("evaluate", len(run.held_out) * (settings.samples + settings.greedy))
     rows, answered = evaluate(
-        run.sampler.at(run.update),
-        run.tokenizer,
+        run.rollout,
         run.held_out,
         run.config,
         update=run.update,

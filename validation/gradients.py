@@ -27,7 +27,7 @@ from scaled.model import load_model
 from scaled.policy import Policy
 from scaled.records import Response
 from scaled.rewards import Grader
-from scaled.rollout import generate
+from scaled.rollout.hf import generate
 from scaled.seeds import derive_seed
 
 MATRICES = DEFAULT_TARGETS

@@ -23,12 +23,15 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.platforms import current_platform
 
-from logra_ref.projection import Projection, projection_seed
-from logra_ref.sync import FactorMessage, SplitWeight, nudge_ties_
+from logra_ref.projection import Projection
+from logra_ref.sync import FactorMessage, SplitWeight, nudge_ties_, redrawn
+from logra_ref.update import lifted_rows
 from scaled.engine.stream import stream
 from scaled.errors import UserError
 from scaled.policy_sync.fingerprint import fingerprint, positions
 from scaled.policy_sync.message_file import read_message
+
+WIDENED = ("F32", "BF16", "F16")
 
 
 @dataclass
@@ -41,7 +44,7 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """``factors``: the message of an update in the folder. ``full``: a Hugging Face folder of fp32 weights."""
+    """``factors``: the message of an update in the folder. ``full``: a Hugging Face folder of all weights."""
 
     kind: str
     update: int
@@ -106,8 +109,11 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
                 "between, or full weights"
             )
         message = read_message(self.folder, update_info.update, run=self.run, digest=update_info.digest)
-        self._check(message)
-        stream(self.model, self._lifted(message), self._subtract)
+        try:
+            projections = redrawn(message, {name: shape for name, shape in self.shapes.items() if len(shape) == 2})
+        except ValueError as error:
+            raise UserError(f"update {message.update} is none of this model's: {error}") from error
+        stream(self.model, self._lifted(message, projections), self._subtract)
         self.version, self.digest = update_info.update, update_info.digest
 
     def shares(self) -> dict[str, tuple[int, int, int]]:
@@ -130,7 +136,7 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         return found
 
     def _load(self, folder: Path) -> None:
-        """All weights, from fp32 safetensors."""
+        """All weights, from safetensors of fp32 or of what is widened to it, as the trainer does, without a loss."""
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise UserError(f"{folder} has no safetensors to load weights from")
@@ -139,34 +145,18 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118 — no mapping
                     part = file.get_slice(name)
-                    if part.get_dtype() != "F32":
-                        raise UserError(f"{name} in {path} is {part.get_dtype()}; an engine starts from fp32 weights")
+                    if part.get_dtype() not in WIDENED:
+                        raise UserError(f"{name} in {path} is {part.get_dtype()}, not one of {', '.join(WIDENED)}")
                     shapes[name] = tuple(part.get_shape())
+        self.version = -1  # whatever ends the loading: nothing but all weights can follow
         stream(self.model, _tensors(files), self._set)
         self.shapes = shapes
 
-    def _check(self, message: FactorMessage) -> None:
-        for name, levels in message.levels.items():
-            shape, coefficient = self.shapes.get(name), message.coefficients.get(name)
-            if shape is None or coefficient is None:
-                raise UserError(f"update {message.update} changes {name}, which this model does not have; refused")
-            if levels.dtype != torch.int8 or tuple(levels.shape) != (shape[0], message.rank):
-                raise UserError(
-                    f"the factor of {name} is {levels.dtype} {tuple(levels.shape)}, not int8 {(shape[0], message.rank)}"
-                )
-            if coefficient.dtype != torch.float32 or tuple(coefficient.shape) != (shape[0],):
-                raise UserError(f"the coefficients of {name} are {coefficient.dtype} {tuple(coefficient.shape)}")
-            if not torch.isfinite(coefficient).all():
-                raise UserError(f"a coefficient of {name} is not finite; refused")
-            Projection(message.kind, message.rank, shape[1], 0)  # refuses a rank that the kind does not have
-
-    def _lifted(self, message: FactorMessage) -> Iterator[tuple[str, Tensor]]:
-        """c_i (levels_i E) for each matrix: what is subtracted, in fp32, one product and no sum with the weight."""
-        for name, levels in message.levels.items():
-            seed = projection_seed(message.base_seed, message.update, name)
-            projection = Projection(message.kind, message.rank, self.shapes[name][1], seed)
-            lifted = projection.lift(levels.to(self.device, torch.float32), scaled=False)
-            yield name, lifted.mul_(message.coefficients[name].to(self.device)[:, None])
+    def _lifted(self, message: FactorMessage, projections: dict[str, Projection]) -> Iterator[tuple[str, Tensor]]:
+        """For each matrix what is subtracted, in fp32."""
+        for name, projection in projections.items():
+            levels, coefficient = message.levels[name].to(self.device), message.coefficients[name].to(self.device)
+            yield name, lifted_rows(levels, coefficient, projection)
 
     def _subtract(self, place: Tensor, part: Tensor) -> None:
         part = part.to(place.device)
@@ -216,4 +206,4 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     for path in files:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 — no mapping
-                yield name, file.get_tensor(name)
+                yield name, file.get_tensor(name).to(torch.float32)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,32 @@ import httpx2
 from scaled.errors import UserError
 
 PATIENCE = 600.0  # seconds for one answer
+# A connection each time: vLLM closes those on which something failed.
+LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+
+
+class EngineGone(UserError):
+    """An engine that does not answer: it may have ended, and may come back."""
 
 
 class EngineClient:
-    """One engine. Whatever goes wrong with it is a ``UserError`` with the engine's own words."""
+    """One engine. Whatever goes wrong with it is a ``UserError`` with the engine's own words.
 
-    def __init__(self, url: str) -> None:
+    ``version`` is a label of the sender's choice, given with an update, and by the engine with every response.
+    """
+
+    def __init__(self, url: str, patience: float = PATIENCE) -> None:
         self.url = url
-        # A connection each time: vLLM closes those on which something failed.
-        limits = httpx2.Limits(max_keepalive_connections=0)
-        timeout = httpx2.Timeout(PATIENCE, connect=5.0)
-        self._http = httpx2.Client(base_url=url, timeout=timeout, limits=limits, trust_env=False)
+        self.timeout = httpx2.Timeout(patience, connect=5.0)
+        self._http = httpx2.Client(base_url=url, timeout=self.timeout, limits=LIMITS, trust_env=False)
 
     def __enter__(self) -> EngineClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._http.close()
 
     def healthy(self) -> bool:
@@ -38,20 +49,29 @@ class EngineClient:
         except httpx2.TransportError:
             return False
 
+    def await_health(self, seconds: float, waiting: Callable[[float], None] = lambda seconds: None) -> None:
+        """Return once it answers; ``waiting`` is told the seconds until then. Raises ``EngineGone`` after that."""
+        started = time.monotonic()
+        while not self.healthy():
+            if (waited := time.monotonic() - started) > seconds:
+                raise EngineGone(f"engine {self.url} does not answer after {seconds:.0f} seconds; see its log")
+            waiting(waited)
+            time.sleep(0.5)
+
     def follow(self, run: str, folder: Path) -> None:
         """Take updates of a run from a folder from now on."""
         self._post("/init_weight_transfer_engine", {"init_info": {"run": run, "folder": str(folder.absolute())}})
 
-    def send_full(self, update: int, model: Path) -> None:
+    def send_full(self, update: int, model: Path, version: str) -> None:
         """Give the engine all weights of a Hugging Face folder, as those after ``update``."""
-        self._sync({"kind": "full", "update": update, "model": str(model.absolute())})
+        self._sync({"kind": "full", "update": update, "model": str(model.absolute())}, version)
 
-    def send_factors(self, update: int, digest: str) -> None:
+    def send_factors(self, update: int, digest: str, version: str) -> None:
         """Have the engine apply the message of ``update``, which lies in the folder."""
-        self._sync({"kind": "factors", "update": update, "digest": digest})
+        self._sync({"kind": "factors", "update": update, "digest": digest}, version)
 
     def version(self) -> str:
-        """The update whose weights it has."""
+        """That of the weights it has; `default` if none were sent to it."""
         return str(self._get("/weight_info")["weight_version"])
 
     def differing(self, fingerprints: Mapping[str, int]) -> list[str]:
@@ -75,28 +95,36 @@ class EngineClient:
         steps = choice["prompt_logprobs"][1:]
         return [step[str(token)]["logprob"] for step, token in zip(steps, token_ids[1:], strict=True)]
 
-    def _sync(self, info: dict[str, Any]) -> None:
+    def _sync(self, info: dict[str, Any], version: str) -> None:
         with self._paused():
             self._post("/start_weight_update", {})
             try:
                 self._post("/update_weights", {"update_info": info})
+            except EngineGone:
+                raise
             except UserError as error:
                 refusals = self._post("/collective_rpc", {"method": "logra_refusal"})["results"]
                 said = next(filter(None, refusals), None)
                 raise UserError(
                     f"engine {self.url} refuses update {info['update']}: {said}" if said else error
                 ) from error
-            self._post("/finish_weight_update", {"weight_version": str(info["update"])})
+            self._post("/finish_weight_update", {"weight_version": version})
             # What was cached under the old weights must not be read under the new ones.
-            self._post("/reset_prefix_cache", {})
+            if not self._post("/reset_prefix_cache", {})["success"]:
+                raise UserError(f"engine {self.url} did not empty its prefix cache after update {info['update']}")
+        if (found := self.version()) != version:
+            raise UserError(f"engine {self.url} says that it has version {found}, and was brought to {version}")
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
         self._post("/pause?mode=wait", {})
         try:
             yield
-        finally:
-            self._post("/resume", {})
+        except BaseException:
+            with suppress(EngineGone):  # the first of the two errors tells more
+                self._post("/resume", {})
+            raise
+        self._post("/resume", {})
 
     def _get(self, path: str) -> Any:
         return self._answer("GET", path, None)
@@ -108,16 +136,17 @@ class EngineClient:
         try:
             response = self._http.request(method, path, json=body)
         except httpx2.TransportError as error:
-            raise UserError(f"engine {self.url} does not answer {path} ({error!r}); see its log") from error
+            raise EngineGone(f"engine {self.url} does not answer {path} ({error!r}); see its log") from error
         if response.status_code != 200:
-            raise UserError(f"engine {self.url} refuses {path}: {_reason(response)}")
+            raise UserError(f"engine {self.url} refuses {path}: {reason(response)}")
         try:
             return response.json() if response.content else None
         except ValueError as error:
             raise UserError(f"engine {self.url} answers {path} with something else than JSON") from error
 
 
-def _reason(response: httpx2.Response) -> str:
+def reason(response: httpx2.Response) -> str:
+    """Why an engine refused, in its own words."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

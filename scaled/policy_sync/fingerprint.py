@@ -8,12 +8,16 @@ are cut, add up to it. Trainer and engine compare 64 bits a matrix where they wo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from logra_ref.projection import hash_words
+from logra_ref.sync import nudge_ties_
 
+AT_ONCE = 2**24  # entries that are hashed at a time; each takes some 40 bytes meanwhile
 BITS = {torch.float32: (torch.int32, 32), torch.bfloat16: (torch.int16, 16)}
 
 
@@ -33,3 +37,19 @@ def positions(rows: range, width: int, device: torch.device | str = "cpu") -> In
     """i k + j for some rows i of a matrix with ``width`` columns."""
     row = torch.arange(rows.start, rows.stop, device=device)[:, None]
     return row * width + torch.arange(width, device=device)
+
+
+@torch.no_grad()
+def fingerprints(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> dict[str, int]:
+    """Of each fp32 weight, F of what an engine should have that computes in ``dtype``."""
+    found = {}
+    for name, weight in weights:
+        width, total = weight[0].numel(), 0
+        for start in range(0, len(weight), step := max(1, AT_ONCE // width)):
+            part = weight[start : start + step].clone()
+            if dtype == torch.bfloat16:
+                nudge_ties_(part)
+            where = positions(range(start, start + len(part)), width, part.device).reshape(part.shape)
+            total += int(fingerprint(part.to(dtype), where))
+        found[name] = total
+    return found

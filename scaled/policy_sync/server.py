@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
 from scaled.errors import UserError
+from scaled.policy_sync import guard
 from scaled.policy_sync.client import EngineClient
 
 STARTS = 300.0  # seconds that an engine may take until it answers
-ENDS = 10.0  # seconds that it may take to end when asked to
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class EngineSettings:
     tensor_parallel: int = 1
     max_model_len: int | None = None
     port: int | None = None
+    gpus: Sequence[int] = ()
 
     def command(self, port: int) -> list[str]:
         """The server on the loopback address, with our backend for weights and log-probabilities after temperature."""
@@ -41,7 +42,11 @@ class EngineSettings:
         command += ["--dtype", self.dtype, "--tensor-parallel-size", str(self.tensor_parallel)]
         command += ["--weight-transfer-config", json.dumps({"backend": "logra"})]
         command += ["--worker-extension-cls", "scaled.engine.transfer.WorkerExtension"]
-        command += ["--logprobs-mode", "processed_logprobs", "--enforce-eager"]
+        command += ["--logprobs-mode", "processed_logprobs", "--enforce-eager", "--enable-scale-out"]
+        if not torch.cuda.is_available():
+            # A seeded request whose prompt is split over two steps ends a CPU engine: it takes back a draw there,
+            # and generators of a CPU cannot.
+            command += ["--no-enable-chunked-prefill"]
         if self.max_model_len is not None:
             command += ["--max-model-len", str(self.max_model_len)]
         return command
@@ -51,70 +56,97 @@ class EngineSettings:
         nothing is compiled: that would want a C++ compiler, and paths without spaces."""
         found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if torch.cuda.is_available():
-            return found
+            return found | ({"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {})
         cores = sorted(os.sched_getaffinity(0))
         own = [cores[i :: self.tensor_parallel] for i in range(self.tensor_parallel)]
         bind = "|".join(",".join(map(str, some)) for some in own)
         return found | {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": bind}
 
 
+class EngineProcess:
+    """An engine on this machine. It ends with this process, however this one ends."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Start it. Raises ``UserError`` for an environment that is missing and for a port that is taken."""
+        if not settings.python.is_file():
+            raise UserError(
+                f"{settings.python} is not there, the Python of an environment with vLLM; make it by: make engine"
+            )
+        self.settings = settings
+        self.port = settings.port or free_port()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                raise UserError(f"port {self.port} is taken by another program; set another, or none for a free one")
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it again, where it was."""
+        settings = self.settings
+        with settings.log.open("ab") as log:
+            self.process = guarded(settings.command(self.port), os.environ | settings.environment(), output=log)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def await_health(self, client: EngineClient, waiting: Callable[[float], None] = lambda seconds: None) -> None:
+        """Return once the engine answers; ``waiting`` is told the seconds until then. Raises ``UserError`` with the
+        end of its log if it ends before, or takes too long."""
+
+        def look(seconds: float) -> None:
+            if not self.alive:
+                raise UserError(
+                    f"the engine ended before it answered (exit code {self.process.returncode}): {self.last_words()}"
+                )
+            waiting(seconds)
+
+        client.await_health(STARTS, look)
+
+    def last_words(self) -> str:
+        """What its log ends with, or the last error in it."""
+        lines = self.settings.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = [line for line in lines if "Error" in line]
+        return f"{(errors or lines or ['it is empty'])[-1].strip()[-500:]} (all of it: {self.settings.log})"
+
+    def stop(self) -> None:
+        """Return when it and all that it has started are gone."""
+        end(self.process)
+
+
 @contextmanager
 def engine(settings: EngineSettings, waiting: Callable[[float], None] = lambda seconds: None) -> Iterator[EngineClient]:
     """An engine that answers, until the block is left; then it and all that it started are gone.
 
-    ``waiting`` is told the seconds until it answers. Raises ``UserError`` for a port that is taken, an engine that ends
-    or does not answer in time, with the end of its log.
+    Raises ``UserError`` as ``EngineProcess`` does.
     """
-    if not settings.python.is_file():
-        raise UserError(
-            f"{settings.python} is not there, the Python of an environment with vLLM; make it by: make engine"
-        )
-    port = settings.port or free_port()
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise UserError(f"port {port} is taken by another program; set another, or none to take a free one")
-    # Its own session: vLLM's server leaves its children behind when it is killed, and so the whole group is.
-    with settings.log.open("wb") as log:
-        process = subprocess.Popen(
-            settings.command(port),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | settings.environment(),
-            start_new_session=True,
-        )
+    process = EngineProcess(settings)
     try:
-        with EngineClient(f"http://127.0.0.1:{port}") as client:
-            await_health(process, client, settings.log, waiting)
+        with EngineClient(process.url) as client:
+            process.await_health(client, waiting)
             yield client
     finally:
-        end_group(process)
+        process.stop()
 
 
-def await_health(
-    process: subprocess.Popen[bytes], client: EngineClient, log: Path, waiting: Callable[[float], None]
-) -> None:
-    """Return once the engine answers."""
-    started = time.monotonic()
-    while not client.healthy():
-        if process.poll() is not None:
-            raise UserError(f"the engine ended before it answered (exit code {process.returncode}): {_end_of(log)}")
-        if time.monotonic() - started > STARTS:
-            raise UserError(f"the engine does not answer after {STARTS:.0f} seconds; its log is {log}: {_end_of(log)}")
-        waiting(time.monotonic() - started)
-        time.sleep(0.5)
+def guarded(
+    command: Sequence[str], environment: dict[str, str], *, output: BinaryIO | None = None
+) -> subprocess.Popen[bytes]:
+    """A command under ``guard``, which no signal from the terminal reaches; without ``output`` it writes to ours."""
+    return subprocess.Popen(
+        [sys.executable, guard.__file__, *command],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT if output else None,
+        env=environment,
+        start_new_session=True,
+    )
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all of its group: asked first, killed where that takes long."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDS)
-    # The leader may be gone and its children not.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a guarded command and all of its group: asked first, killed where that takes long."""
+    process.stdin.close()
+    process.wait()
 
 
 def free_port() -> int:
@@ -122,9 +154,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def _end_of(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line for line in lines if "Error" in line]
-    return (errors or lines or ["its log is empty"])[-1].strip()[-500:]

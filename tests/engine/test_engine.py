@@ -12,30 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from scaled.errors import UserError
 from scaled.policy_sync.client import EngineClient
 from scaled.policy_sync.message_file import Origin, joint_digest, message_path, write_message
 from scaled.policy_sync.server import EngineSettings, engine
 from scaled.sync_check import RUN, Trainer
-from tests.tiny import byte_tokenizer
+from tests.engine.setting import PYTHON, ROOT
 
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-engine/bin/python"
 RATIO = 1e-3
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen2 with heads of a size that vLLM's CPU kernels have."""
-    folder = tmp_path_factory.mktemp("engine") / "model"
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = Qwen2Config(vocab_size=300, num_hidden_layers=2, max_position_embeddings=256, **sizes)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +49,7 @@ class Pair:
         self.client, self.folder, self.update = client, folder, 0
         self.trainer = Trainer.of(model, 8, dtype, RATIO)
         client.follow(RUN, folder)
-        client.send_full(0, model)
+        client.send_full(0, model, "0")
 
     def write(self, run: str = RUN) -> str:
         """One update of the trainer, written and not sent; its digest."""
@@ -90,7 +75,7 @@ def pair(server: EngineClient, model: Path, tmp_path: Path) -> Pair:
 def test_after_every_update_the_engine_has_the_trainers_bits_and_its_log_probabilities(pair):
     assert pair.differing() == []
     for update in range(1, 11):
-        pair.client.send_factors(update, pair.write())
+        pair.client.send_factors(update, pair.write(), str(update))
         assert pair.differing() == []
         assert pair.client.version() == str(update)
         assert pair.log_prob_difference() < 1e-4  # the prompt is cached under the weights before, if it is at all
@@ -101,13 +86,13 @@ def test_after_every_update_the_engine_has_the_trainers_bits_and_its_log_probabi
 
 def test_an_update_that_is_sent_again_is_not_applied_again_and_one_out_of_order_is_refused(pair):
     first = pair.write()
-    pair.client.send_factors(1, first)
-    pair.client.send_factors(1, first)
+    pair.client.send_factors(1, first, "1")
+    pair.client.send_factors(1, first, "1")
     assert pair.differing() == []
     pair.write()
     third = pair.write()
     with pytest.raises(UserError, match="update 3 does not follow 1, the last one applied here"):
-        pair.client.send_factors(3, third)
+        pair.client.send_factors(3, third, "3")
     assert pair.client.version() == "1"
 
 
@@ -118,17 +103,17 @@ def test_a_damaged_message_is_refused_whole_and_the_right_one_is_applied_after_i
     bad = {"bit": whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:], "cut": whole[:-3], "missing": None}[damage]
     pair.file().write_bytes(bad) if bad else pair.file().unlink()
     with pytest.raises(UserError, match="send it again"):
-        pair.client.send_factors(1, digest)
+        pair.client.send_factors(1, digest, "1")
     before = Trainer.of(pair.trainer.model.config._name_or_path, 8, "float32", RATIO)
     assert pair.client.differing(before.fingerprints()) == []
     pair.file().write_bytes(whole)
-    pair.client.send_factors(1, digest)
+    pair.client.send_factors(1, digest, "1")
     assert pair.differing() == []
 
 
 def test_a_message_of_another_run_or_of_another_model_is_refused(pair, tmp_path):
     with pytest.raises(UserError, match="is of run 'another', and this engine follows run 'sync-check'"):
-        pair.client.send_factors(1, pair.write("another"))
+        pair.client.send_factors(1, pair.write("another"), "1")
     message = pair.trainer.step()
     pair.update += 1
     name = next(iter(message.levels))
@@ -140,7 +125,7 @@ def test_a_message_of_another_run_or_of_another_model_is_refused(pair, tmp_path)
         wrong = type(message)(1, message.base_seed, message.kind, message.rank, change, coefficients)
         digest = joint_digest([write_message(pair.folder, wrong, Origin(RUN))])
         with pytest.raises(UserError, match=said):
-            pair.client.send_factors(1, digest)
+            pair.client.send_factors(1, digest, "1")
     assert pair.client.version() == "0"
 
 

@@ -18,7 +18,7 @@ from logra_ref.update import FactoredUpdate
 from scaled.batching import collate, microbatches, probe_indices
 from scaled.policy import Policy
 from scaled.records import Problem, Response
-from scaled.rollout import generate
+from scaled.rollout.hf import generate
 from tests.tiny import FAMILIES, make_tiny_model
 
 CPU = torch.device("cpu")

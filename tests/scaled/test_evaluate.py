@@ -13,6 +13,7 @@ from scaled.evaluate import bootstrap_interval, evaluate, summarise
 from scaled.metrics import EVALUATION_FIELDS, JsonLines
 from scaled.records import Problem, Response, Score
 from scaled.rewards import Grader
+from scaled.rollout.in_process import InProcess
 from tests.tiny import make_tiny_model
 
 PROBLEMS = [Problem(id=f"p{i}", messages=({"role": "user", "content": "x" * i},), answer=str(i)) for i in range(12)]
@@ -133,7 +134,8 @@ class ShortIsRight(Grader):
 
 
 def evaluated(model, tokenizer, problems, config, update, advance=lambda count: None):
-    return evaluate(model, tokenizer, problems, config, update=update, grader=ShortIsRight(config), advance=advance)
+    rollout = InProcess(model, tokenizer, config)
+    return evaluate(rollout, problems, config, update=update, grader=ShortIsRight(config), advance=advance)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from scaled.errors import UserError
-from scaled.rollout import encode_prompt, generate
+from scaled.rollout.hf import generate
+from scaled.rollout.prompts import encode_prompt
 from tests.tiny import BOS, asked, byte_tokenizer, make_tiny_model
 
 PLAIN_TEMPLATE = "{{ messages[0]['content'] }}"

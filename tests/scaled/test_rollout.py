@@ -11,7 +11,8 @@ from scipy import stats
 
 from logra_ref import attach_sketches
 from scaled.errors import NumericalTrouble
-from scaled.rollout import EndOfResponse, choose_tokens, generate
+from scaled.rollout.hf import choose_tokens, generate
+from scaled.rollout.prompts import EndOfResponse
 from tests.tiny import BOS, EOS, FAMILIES, asked, byte_tokenizer, make_tiny_model
 
 PLAIN_TEMPLATE = "{{ messages[0]['content'] }}"

@@ -111,7 +111,7 @@ def pretrained_proposal(setting: Setting, *, responses: int, ratio: float = 6e-5
         from scaled.model import load_model
         from scaled.policy import Policy
         from scaled.records import Response
-        from scaled.rollout import encode_prompt
+        from scaled.rollout.prompts import encode_prompt
         from scaled.tasks import arithmetic
 
     model, tokenizer = load_model(ModelConfig(path=str(folder), device="cpu"))

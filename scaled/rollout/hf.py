@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import jinja2
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from scaled.batching import shared_beginning
 from scaled.errors import NumericalTrouble, UserError
 from scaled.model import evaluating
 from scaled.records import Problem, Response
-
-Prompt = tuple[int, ...]
+from scaled.rollout.prompts import EndOfResponse, Prompt, encode_prompts
 
 
 def generate(
@@ -63,74 +61,6 @@ def generate(
         )
         for problem, row in zip(problems, rows, strict=True)
     ]
-
-
-def encode_prompts(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], max_new_tokens: int
-) -> list[Prompt]:
-    """The tokens of each problem's chat. Raises ``UserError`` for one that leaves no room for its response."""
-    prompts = [encode_prompt(tokenizer, problem) for problem in problems]
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    for problem, prompt in zip(problems, prompts, strict=True):
-        if context is not None and len(prompt) + max_new_tokens > context:
-            room = context - len(prompt)
-            raise UserError(
-                f"problem {problem.id}: its prompt of {len(prompt)} tokens and max_new_tokens = {max_new_tokens} make "
-                f"more than the model's context of {context}; leave it out"
-                + (f", or set rollout.max_new_tokens to {room} at most" if room > 0 else "")
-            )
-    return prompts
-
-
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Prompt:
-    """The tokens of the chat, up to where the model's answer begins or, if it is begun already, goes on.
-
-    Raises ``UserError`` if the chat template refuses the chat, or changes how the started answer ends.
-    """
-    last = problem.messages[-1]
-    started = last["role"] == "assistant"
-    try:
-        text = tokenizer.apply_chat_template(
-            list(problem.messages),
-            tokenize=False,
-            add_generation_prompt=not started,
-            continue_final_message=started,
-        )
-    except (jinja2.TemplateError, ValueError) as error:
-        raise UserError(f"problem {problem.id}: the model's chat template refuses its messages: {error}") from error
-    if started and not text.endswith(last["content"]):
-        raise UserError(
-            f"problem {problem.id}: the model's chat template changes the started answer {last['content']!r}, of which "
-            f"{text[-len(last['content']) :]!r} is left; most templates strip spaces, so start and end it without"
-        )
-    # The template has written the special tokens that belong there, the one of the beginning too.
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-class EndOfResponse:
-    """What ends a response, and the text that is left of it: the semantics of vLLM."""
-
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
-        ids = model.generation_config.eos_token_id
-        self.ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
-        self.tokenizer, self.stop = tokenizer, tuple(stop)
-        # A token has a byte of text at least; a few more, as the first character of a cut sequence may be broken.
-        self._window = max((len(string.encode()) for string in self.stop), default=0) + 4
-
-    def reached(self, tokens: list[int]) -> bool:
-        """Whether the last token ends the response, if none before it did."""
-        if tokens[-1] in self.ids:
-            return True
-        tail = self._decode(tokens[-self._window :]) if self.stop else ""
-        return any(string in tail for string in self.stop)
-
-    def text(self, tokens: list[int]) -> str:
-        """The response without the end of turn or, if it has a stop string, up to there; no special tokens."""
-        text = self._decode(tokens[:-1] if tokens[-1] in self.ids else tokens)
-        return text[: min((at for string in self.stop if (at := text.find(string)) >= 0), default=len(text))]
-
-    def _decode(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 @dataclass

@@ -1,0 +1,57 @@
+"""The settings of vLLM engines: those that a trainer asks, and those that `logra launch` starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from scaled.section import Count, CountOrZero, LocalPath, Positive, Section, Text
+
+
+class EngineConfig(Section):
+    """The engines that write responses, for `rollout.backend: vllm`."""
+
+    urls: tuple[Text, ...] = ()
+    """Where they are, such as `http://127.0.0.1:8000`. `logra launch` fills this in."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What they compute with. A bf16 engine keeps the other 16 bits of the trainer's weights beside them."""
+    tensor_parallel: Count = 1
+    """Workers that share an engine's weights."""
+    max_model_len: Count | None = None
+    """The longest prompt and response together; the model's own limit if not given."""
+    in_flight: Count = 64
+    """Requests to one engine at a time."""
+    patience: Positive = 600.0
+    """Seconds after which an engine that does not answer is taken for dead."""
+    folder: LocalPath | None = None
+    """Where updates are written for them, in memory (`/dev/shm/…`) for one; `sync` in the run's folder if not given."""
+    verify_every: CountOrZero = 10
+    """Compare the bits of all weights with the engines' after every so many updates (0: never)."""
+    log_prob_limit: Positive = 0.1
+    """The mean difference of log-probabilities, engine against trainer, at which the run stops (nats a token)."""
+    other_version: Literal["refuse", "weight"] = "refuse"
+    """What to do with a response from other weights than the last: stop, or leave it to its importance weights."""
+
+    @field_validator("urls")
+    @classmethod
+    def _different(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(urls)) < len(urls):
+            raise ValueError("names an engine twice; each has one trainer's rank to follow")
+        if bad := [url for url in urls if not url.startswith(("http://", "https://"))]:
+            raise ValueError(f"has {bad[0]!r}, which does not begin with http://")
+        return urls
+
+
+class LaunchConfig(Section):
+    """What `logra launch` starts on this machine. With GPUs, ranks have the first of them and engines the next."""
+
+    ranks: Annotated[int, Field(gt=0, le=1024)] = 1
+    """Trainers that share the model."""
+    engines: Annotated[int, Field(gt=0, le=1024)] = 1
+    """Engines."""
+    python: LocalPath = Path(".venv-engine/bin/python")
+    """The Python of the environment that has vLLM and this project (`make engine`)."""
+    restarts: CountOrZero = 3
+    """How often an engine that has died is started again."""

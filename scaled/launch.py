@@ -1,0 +1,143 @@
+"""``logra launch``: engines and trainer on this machine, started together and ended together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import torch
+from rich.console import Console
+
+from scaled.config import RunConfig
+from scaled.config_file import load_config
+from scaled.errors import UserError
+from scaled.interrupt import Interrupted
+from scaled.model import resolve_model
+from scaled.policy_sync.client import EngineClient
+from scaled.policy_sync.server import EngineProcess, EngineSettings, end, guarded
+from scaled.run import LOGS, find_checkpoint, require_new_folder
+
+
+def launch(config: Path, overrides: Sequence[str], console: Console, *, resume: bool = False) -> int:
+    """Start engines, then the trainer that they follow; the trainer's exit code once it and they have ended.
+
+    Interrupts go to the trainer, which saves. An engine that dies is started again on the same port, and the trainer
+    brings it up to date. Raises ``UserError`` before anything is started for what can be known before.
+    """
+    settings = load_config(config, overrides)
+    engines = engine_settings(settings)
+    find_checkpoint(settings) if resume else require_new_folder(settings.run)
+    (settings.run / LOGS).mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        running = [stack.enter_context(_running(one)) for one in engines]
+        with _signals(_stop_starting), console.status("starting engines") as status:
+            for number, process in enumerate(running):
+                with EngineClient(process.url) as client:
+                    text = f"starting engine {number + 1} of {len(running)}"
+                    process.await_health(client, lambda seconds, text=text: status.update(f"{text}, {seconds:.0f} s"))
+        command = trainer_command(settings, config, overrides, [process.url for process in running], resume=resume)
+        trainer = guarded(command, os.environ | trainer_environment(settings))
+        stack.callback(end, trainer)
+        with _signals(lambda number, frame: trainer.send_signal(number)):
+            return _watch(trainer, running, settings, console)
+
+
+def engine_settings(config: RunConfig) -> list[EngineSettings]:
+    """How each engine of a configuration is started. Raises ``UserError`` for one that has none."""
+    if config.rollout.backend != "vllm":
+        raise UserError("there is no engine to launch: set rollout.backend=vllm, or use `logra train`")
+    launch, engine = config.launch, config.engine
+    first = EngineSettings(
+        python=launch.python,
+        model=Path(resolve_model(config.model.path)),
+        log=config.run / LOGS / "engine.log",
+        dtype=engine.dtype,
+        tensor_parallel=engine.tensor_parallel,
+        max_model_len=engine.max_model_len,
+    )
+    each, there = engine.tensor_parallel, torch.cuda.device_count()
+    wanted = launch.ranks + launch.engines * each
+    if 0 < there < wanted:
+        raise UserError(
+            f"{launch.ranks} ranks and {launch.engines} engines on {each} GPUs each take {wanted} GPUs, and here are "
+            f"{there}; set launch.ranks, launch.engines and engine.tensor_parallel"
+        )
+    return [
+        replace(
+            first,
+            log=config.run / LOGS / f"engine-{number}.log",
+            gpus=range(launch.ranks + number * each, launch.ranks + (number + 1) * each) if there else (),
+        )
+        for number in range(launch.engines)
+    ]
+
+
+def trainer_command(
+    settings: RunConfig, config: Path, overrides: Sequence[str], urls: Sequence[str], *, resume: bool
+) -> list[str]:
+    """`logra train`, on several ranks by torchrun, told where the engines are."""
+    command = [sys.executable, "-m"]
+    if settings.launch.ranks > 1:
+        command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.launch.ranks), "-m"]
+    command += ["scaled", "train", str(config), *overrides, f"engine.urls=[{', '.join(urls)}]"]
+    return [*command, *(["--resume"] if resume else [])]
+
+
+def trainer_environment(settings: RunConfig) -> dict[str, str]:
+    """With GPUs the first of them are the trainer's."""
+    own = ",".join(map(str, range(settings.launch.ranks)))
+    return {"CUDA_VISIBLE_DEVICES": own} if torch.cuda.is_available() else {}
+
+
+def _watch(
+    trainer: subprocess.Popen[bytes], engines: list[EngineProcess], settings: RunConfig, console: Console
+) -> int:
+    """Wait for the trainer, and start engines again that die meanwhile."""
+    restarts = [0] * len(engines)
+    while True:
+        try:
+            return trainer.wait(1.0)
+        except subprocess.TimeoutExpired:
+            pass
+        for number, process in enumerate(engines):
+            if process.alive:
+                continue
+            words = process.last_words()
+            if restarts[number] == settings.launch.restarts:
+                trainer.terminate()  # it saves
+                trainer.wait()
+                raise UserError(f"engine {number} died {restarts[number] + 1} times, the last with: {words}")
+            restarts[number] += 1
+            console.print(f"engine {number} died and is started again: {words}", markup=False)
+            process.start()
+
+
+def _stop_starting(number: int, frame: FrameType | None) -> None:
+    raise Interrupted
+
+
+@contextmanager
+def _running(settings: EngineSettings) -> Iterator[EngineProcess]:
+    process = EngineProcess(settings)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+@contextmanager
+def _signals(handler: signal.Handlers) -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, old in zip(numbers, before, strict=True):
+            signal.signal(number, old)
