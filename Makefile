@@ -10,7 +10,7 @@ export LOGRA_MODELS ?= models
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help env engine model demo demo-control demo-dense bench-phases claims mutants notebooks notebooks-rewrite test test-full lint format clean FORCE
+.PHONY: help env engine model demo demo-control demo-dense demo-engine bench-phases claims mutants notebooks notebooks-rewrite test test-full lint format clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -73,6 +73,10 @@ demo: model ## RL on the pretrained model, about seven minutes on two cores, and
 demo-dense: model ## the same by dense Adam
 	$(call keep_older,runs/demo-dense)
 	@$(LOGRA) train smollm2-demo-dense
+
+demo-engine: model engine ## the same by LoGRA, with responses from a vLLM engine that follows it
+	$(call keep_older,runs/demo-engine)
+	@$(LOGRA) launch smollm2-demo rollout.backend=vllm engine.max_model_len=256 run=runs/demo-engine
 
 demo-control: model ## a nominal step that is too large, without step control and with it
 	$(call keep_older,runs/demo-control)

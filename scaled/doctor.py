@@ -196,6 +196,11 @@ def judge_needs(machine: Machine, needs: Needs) -> Iterator[Line]:
     if needs.compute_dtype == "bfloat16" and needs.device == "cpu":
         slow = "set model.compute_dtype=float32, which is faster on most CPUs"
         yield Line("compute type", "bfloat16 on a CPU", "warning", slow)
+    if needs.engines is not None:
+        there = needs.engines.is_file()
+        found = f"{needs.engines}{'' if there else ' is not there'}"
+        remedy = "make engine, or set launch.python to the Python of an environment with vLLM"
+        yield Line("engines", found) if there else Line("engines", found, "missing", remedy)
     if needs.threads and needs.threads > machine.cores:
         found = f"{needs.threads} threads a rank on {machine.cores} cores"
         yield Line("threads", found, "warning", f"set threads={machine.cores}, or less with several ranks")

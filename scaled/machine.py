@@ -82,7 +82,8 @@ class Machine:
 class Needs:
     """What a run needs, in bytes but for ``parameters``; these are 0 if ``unknown`` says why they are not known.
 
-    ``state`` is what the method keeps for training beside the weights, ``checkpoint`` one checkpoint.
+    ``state`` is what the method keeps for training beside the weights, ``checkpoint`` one checkpoint,
+    ``engines`` the Python of the environment that `logra launch` starts engines in, if it is to start any.
     """
 
     run: Path
@@ -91,6 +92,7 @@ class Needs:
     device: str
     compute_dtype: str
     threads: int | None
+    engines: Path | None = None
     parameters: int = 0
     state: int = 0
     checkpoint: int = 0
@@ -193,6 +195,7 @@ def find_needs(config: RunConfig) -> Needs:
         "keep_last": config.checkpoint.keep_last,
         "compute_dtype": config.model.compute_dtype,
         "threads": config.threads,
+        "engines": config.launch.python if config.rollout.backend == "vllm" and not config.engine.urls else None,
     }
     wanted = config.model.device
     try:

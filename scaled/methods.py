@@ -220,7 +220,9 @@ class LograMethod:
     def state_bytes(self) -> dict[str, int]:
         layers = self.sketches.layers.values()
         moments = {"second moments": sum(layer.sketch.element_size() * len(layer.sketch) for layer in layers)}
-        return {
+        found = {
             "sketches": sum(layer.sketch.numel() * layer.sketch.element_size() for layer in layers),
             "projections": sum(layer.projection.kept_bytes for layer in layers),
         } | (moments if self.optimizer.direction == "row_adam" else {})
+        sent = sum(layer.sketch.numel() + layer.sketch.element_size() * len(layer.sketch) for layer in layers)
+        return found | ({"factors to send": sent} if self.sends_factors else {})

@@ -99,6 +99,8 @@ def describe_batches(config: RunConfig, problems: list[Problem], held_out: list[
     rollout = config.rollout
     responses = rollout.prompts * rollout.responses_per_prompt
     epochs = config.updates * rollout.prompts / len(problems)
+    urls = ", ".join(config.engine.urls) or f"{config.launch.engines} that `logra launch` starts"
+    engines = f"vLLM engines in {config.engine.dtype}, {urls}; they get updates as {config.policy_sync}"
     return [
         ("data", f"{config.data.task or config.data.file}: {len(problems)} problems, {len(held_out)} held out"),
         (
@@ -106,6 +108,7 @@ def describe_batches(config: RunConfig, problems: list[Problem], held_out: list[
             f"{rollout.prompts} problems × {rollout.responses_per_prompt} = {responses} responses of at most "
             f"{rollout.max_new_tokens} tokens, {min(config.microbatch, responses)} in a microbatch",
         ),
+        ("", f"sampled by {'transformers, in this process' if rollout.backend == 'hf' else engines}"),
         ("", f"{config.updates} updates take {config.updates * responses} responses, {epochs:.1f} epochs"),
     ]
 

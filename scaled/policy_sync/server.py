@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -42,11 +43,11 @@ class EngineSettings:
         command += ["--dtype", self.dtype, "--tensor-parallel-size", str(self.tensor_parallel)]
         command += ["--weight-transfer-config", json.dumps({"backend": "logra"})]
         command += ["--worker-extension-cls", "scaled.engine.transfer.WorkerExtension"]
-        command += ["--logprobs-mode", "processed_logprobs", "--enforce-eager", "--enable-scale-out"]
+        command += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
         if not torch.cuda.is_available():
             # A seeded request whose prompt is split over two steps ends a CPU engine: it takes back a draw there,
             # and generators of a CPU cannot.
-            command += ["--no-enable-chunked-prefill"]
+            command += ["--no-enable-chunked-prefill", "--enforce-eager"]
         if self.max_model_len is not None:
             command += ["--max-model-len", str(self.max_model_len)]
         return command
@@ -78,10 +79,13 @@ class EngineProcess:
             if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                 raise UserError(f"port {self.port} is taken by another program; set another, or none for a free one")
         self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
-        """Start it again, where it was."""
+        """Start it, or start it again where it was."""
+        if self.process is not None:
+            end(self.process)
         settings = self.settings
         with settings.log.open("ab") as log:
             self.process = guarded(settings.command(self.port), os.environ | settings.environment(), output=log)
@@ -147,6 +151,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
     """End a guarded command and all of its group: asked first, killed where that takes long."""
     process.stdin.close()
     process.wait()
+    with suppress(ProcessLookupError):  # a guard that was killed itself could not do it
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def free_port() -> int:

@@ -16,6 +16,7 @@ from scaled.methods import Method
 from scaled.policy_sync.client import EngineClient, EngineGone
 from scaled.policy_sync.fingerprint import fingerprints
 from scaled.policy_sync.outbox import Outbox
+from scaled.policy_sync.server import STARTS
 from scaled.ranks import Ranks
 from scaled.records import Problem, Response
 from scaled.rollout import SyncCost
@@ -165,8 +166,8 @@ class FromEngines:
     def _patiently(self, client: EngineClient, work: Callable[[EngineClient], None]) -> None:
         """Do it with an engine that may be gone and come back, as `logra launch` sees to."""
         for last in range(TRIES):
+            client.await_health(STARTS)
             try:
-                client.await_health(self.config.engine.patience)
                 return work(client)
             except EngineGone:
                 if last == TRIES - 1:

@@ -13,12 +13,17 @@ import psutil
 import pytest
 import torch
 
+from logra_ref.rl import token_log_probs
 from scaled.errors import UserError
 from scaled.policy_sync.client import EngineClient
 from scaled.policy_sync.message_file import Origin, joint_digest, message_path, write_message
 from scaled.policy_sync.server import EngineSettings, engine
+from scaled.records import Response
+from scaled.rollout.generation import Generation, Request
+from scaled.rollout.prompts import EndOfResponse
 from scaled.sync_check import RUN, Trainer
 from tests.engine.setting import PYTHON, ROOT
+from tests.tiny import asked, byte_tokenizer
 
 RATIO = 1e-3
 
@@ -26,7 +31,7 @@ RATIO = 1e-3
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[EngineClient]:
     """An engine for the tests of this file; of which nothing stays, though the last of them kills its server."""
-    with engine(EngineSettings(PYTHON, model, model.parent / "engine.log", max_model_len=64)) as client:
+    with engine(EngineSettings(PYTHON, model, model.parent / "engine.log", max_model_len=256)) as client:
         started = processes(client)
         assert len(started) > 1
         yield client
@@ -38,7 +43,7 @@ def processes(client: EngineClient) -> list[psutil.Process]:
     """The engine's server, and then what it has started."""
     port = client.url.rpartition(":")[2]
     alive = (p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE)
-    server = next(p for p in alive if port in p.cmdline())
+    server = next(p for p in alive if port in p.cmdline() and "guard.py" not in p.cmdline()[1])
     return [server, *server.children(recursive=True)]
 
 
@@ -82,6 +87,33 @@ def test_after_every_update_the_engine_has_the_trainers_bits_and_its_log_probabi
     pair.write()  # control: one that is not sent
     assert len(pair.differing()) == 14  # seven matrices of two layers, and no other weight
     assert pair.log_prob_difference() > 1e-3
+
+
+def gap(pair: Pair, prompt: tuple[int, ...]) -> float:
+    """The largest difference of log-probabilities of four sampled tokens, engine against trainer."""
+    model = pair.trainer.model
+    ends = EndOfResponse(model, byte_tokenizer(), ())
+    found: dict[int, Response] = {}
+    generation = Generation(pair.client.version(), False, 300, 4, 1.0, 1, ends)
+    assert generation.collect({pair.client: [Request(0, asked("?")[0], prompt, 5)]}, found.__setitem__) == {}
+    tokens = torch.tensor([prompt + found[0].token_ids])
+    with torch.no_grad():
+        trainers = token_log_probs(model(tokens).logits[:, len(prompt) - 1 : -1], tokens[:, len(prompt) :], 1.0)[0]
+    return float((torch.tensor(found[0].log_probs) - trainers).abs().max())
+
+
+def test_a_prompt_longer_than_a_block_of_the_cache_is_read_anew_after_an_update(pair):
+    prompt = tuple(range(2, 202))  # a block has 128 tokens on a CPU
+    assert max(gap(pair, prompt), gap(pair, prompt)) < 1e-4  # the second has the first's keys and values
+    pair.client.send_factors(1, pair.write(), "1")
+    assert gap(pair, prompt) < 1e-4
+    # Control: an update without a pause, which empties the cache as well, and without emptying it.
+    digest, post = pair.write(), pair.client._post
+    post("/start_weight_update", {})
+    post("/update_weights", {"update_info": {"kind": "factors", "update": 2, "digest": digest}})
+    post("/finish_weight_update", {"weight_version": "2"})
+    assert pair.differing() == []
+    assert gap(pair, prompt) > 1e-3
 
 
 def test_an_update_that_is_sent_again_is_not_applied_again_and_one_out_of_order_is_refused(pair):

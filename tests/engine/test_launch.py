@@ -97,10 +97,10 @@ def test_two_ranks_and_two_bf16_engines_stay_equal_bit_for_bit_though_an_engine_
     with launching(tmp_path, model, *overrides) as launched:
         until(lambda: any("q" in row for row in rows(tmp_path)), launched)
         all_of_it = family(launched)
-        servers(launched)[1].kill()
+        servers(launched)[0].parent().kill()  # its guard, which can take nothing along
         output, _ = launched.communicate(timeout=300)
     assert launched.returncode == 0, output
-    assert "engine 1 died and is started again" in output
+    assert "died and is started again" in output
     require_gone(all_of_it)
     updates = [row for row in rows(tmp_path) if "q" in row]
     assert [(row["update"], row["batch"]) for row in updates] == [(1, 1), (2, 2), (3, 3), (4, 4)]

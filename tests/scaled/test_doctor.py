@@ -237,3 +237,9 @@ def test_help_has_an_explanation_and_an_example():
     done = CliRunner().invoke(app, ["doctor", "--help"])
     assert done.exit_code == 0
     assert "Example: logra doctor " in done.stdout
+
+
+def test_engines_that_are_to_be_launched_need_their_environment(tmp_path):
+    assert amiss(MACHINE, replace(NEEDS, engines=tmp_path / "python"))["engines"].remedy.startswith("make engine")
+    (tmp_path / "python").touch()
+    assert amiss(MACHINE, replace(NEEDS, engines=tmp_path / "python")) == {}
