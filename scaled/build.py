@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from scaled.adam import DenseMethod, LoraMethod
 from scaled.config import ModelConfig, RunConfig
 from scaled.errors import UserError
+from scaled.interrupt import StopRequest
 from scaled.methods import LograMethod, Method
 from scaled.model import computing, load_model, load_skeleton, resolve_device, resolve_model
 from scaled.policy import Policy
@@ -83,15 +84,16 @@ def build_rollout(
     tokenizer: PreTrainedTokenizerBase,
     method: Method,
     ranks: Ranks,
+    stop: StopRequest,
 ) -> Rollout:
     """Where responses come from, for a policy with the weights of ``source``."""
     if config.rollout.backend == "hf":
         return InProcess(policy.model, tokenizer, config, method.weights, ranks)
-    if not config.engine.urls:
+    if not config.engine_urls:
         raise UserError(
             "rollout.backend vllm needs engines: `logra launch` in place of `logra train` starts them, or name running "
             "ones, engine.urls=[http://127.0.0.1:8000]"
         )
     folder = Path(resolve_model(source.path))
     base = folder if config.method != "lora" and any(folder.glob("*.safetensors")) else None
-    return FromEngines(policy.model, tokenizer, config, method, ranks, base)
+    return FromEngines(policy.model, tokenizer, config, method, ranks, base, stop)

@@ -134,19 +134,21 @@ def sync_check(
     ] = Path(".venv-engine/bin/python"),
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16: what the engine computes with.")] = "float32",
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Workers that share the engine's weights.")] = 1,
+    engines: Annotated[int, typer.Option(min=1, help="Engines that follow.")] = 1,
     rank: Annotated[int, typer.Option(min=1, help="r, the columns of a factor.")] = 64,
     updates: Annotated[int, typer.Option(min=1, help="Updates sent by factors.")] = 10,
     log: Annotated[Path, typer.Option(help="Where the engine's log goes.")] = Path("sync-check.log"),
 ) -> None:
-    """Start a vLLM engine and have it follow a trainer: bytes, seconds, and whether both end with the same bits.
+    """Start vLLM engines that follow a trainer: bytes, seconds, and whether all have the same bits after each update.
 
-    Exit 1 if they do not.
+    Exit 1 if they have not.
     """
     from scaled.policy_sync.server import EngineSettings
     from scaled.sync_check import sync_check as check
 
     settings = EngineSettings(engine_python, model, log, dtype, tensor_parallel, max_model_len=64)
-    raise typer.Exit(0 if check(settings, Console(highlight=False), rank=rank, updates=updates) else 1)
+    well = check(settings, Console(highlight=False), engines=engines, rank=rank, updates=updates)
+    raise typer.Exit(0 if well else 1)
 
 
 @app.command(epilog="Example: logra doctor smollm2-demo")

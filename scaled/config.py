@@ -248,6 +248,16 @@ class RunConfig(Section):
     """When the model and the run's state are saved."""
 
     @property
+    def engine_urls(self) -> tuple[str, ...]:
+        """The engines of this run."""
+        return self.engine.launched or self.engine.urls
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that engines take; None without engines or without a limit but the model's."""
+        return self.engine.max_model_len if self.rollout.backend == "vllm" else None
+
+    @property
     def sends_factors(self) -> bool:
         """Whether engines follow by factors."""
         return self.rollout.backend == "vllm" and self.policy_sync == "factors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -14,19 +15,21 @@ class EngineConfig(Section):
     """The engines that write responses, for `rollout.backend: vllm`."""
 
     urls: tuple[Text, ...] = ()
-    """Where they are, such as `http://127.0.0.1:8000`. `logra launch` fills this in."""
+    """Where they are, such as `http://127.0.0.1:8000`."""
+    launched: Annotated[tuple[Text, ...], Field(exclude=True)] = ()
+    """Those that `logra launch` has started, which says so to the trainer; not saved with the run."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What they compute with. A bf16 engine keeps the other 16 bits of the trainer's weights beside them."""
     tensor_parallel: Count = 1
     """Workers that share an engine's weights."""
     max_model_len: Count | None = None
-    """The longest prompt and response together; the model's own limit if not given."""
+    """The tokens of the longest prompt and response together; the model's own limit if not given."""
     in_flight: Count = 64
     """Requests to one engine at a time."""
     patience: Positive = 600.0
-    """Seconds after which an engine that does not answer is taken for dead."""
+    """Seconds after which an engine that does not answer is taken for dead; no response may take longer."""
     folder: LocalPath | None = None
-    """Where updates are written for them, in memory (`/dev/shm/…`) for one; `sync` in the run's folder if not given."""
+    """Where updates are written for them, `/dev/shm` for one; the run's folder if not given."""
     verify_every: CountOrZero = 10
     """Compare the bits of all weights with the engines' after every so many updates (0: never)."""
     log_prob_limit: Positive = 0.1
@@ -34,13 +37,15 @@ class EngineConfig(Section):
     other_version: Literal["refuse", "weight"] = "refuse"
     """What to do with a response from other weights than the last: stop, or leave it to its importance weights."""
 
-    @field_validator("urls")
+    @field_validator("urls", "launched")
     @classmethod
     def _different(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(urls)) < len(urls):
             raise ValueError("names an engine twice; each has one trainer's rank to follow")
-        if bad := [url for url in urls if not url.startswith(("http://", "https://"))]:
-            raise ValueError(f"has {bad[0]!r}, which does not begin with http://")
+        for url in urls:
+            parts = urlsplit(url)  # which raises ValueError for a port that is none
+            if parts.scheme not in ("http", "https") or not parts.hostname or not 0 < (parts.port or 80) < 2**16:
+                raise ValueError(f"has {url!r}, which is no address such as http://127.0.0.1:8000")
         return urls
 
 
@@ -55,3 +60,5 @@ class LaunchConfig(Section):
     """The Python of the environment that has vLLM and this project (`make engine`)."""
     restarts: CountOrZero = 3
     """How often an engine that has died is started again."""
+    patience: Positive = 600.0
+    """Seconds that an engine may take to start."""

@@ -33,6 +33,7 @@ def accumulate_gradients(run: Run, responses: list[Response], advantages: Tensor
     run.progress.phase("backward", len(blocks))
     largest, trouble = 0.0, None
     completed = torch.tensor([not response.truncated for response in responses], device=model.device)
+    current = torch.tensor([not response.other_version for response in responses], device=model.device)
     apart = torch.zeros(4, dtype=torch.float64)
     for block in blocks:
         log_probs = response_log_probs(run.policy, block, config.rollout.temperature)
@@ -44,7 +45,8 @@ def accumulate_gradients(run: Run, responses: list[Response], advantages: Tensor
             trouble = f"the loss of a microbatch is {loss.item()}; the update was refused"
         loss.backward()
         largest = max([largest, *weights.tolist()])
-        apart += differences(block.rollout_log_probs - log_probs.detach(), completed[block.response])
+        same = current[block.response]
+        apart += differences((block.rollout_log_probs - log_probs.detach())[same], completed[block.response][same])
         run.advance(1)
     with run.ranks.together():  # not before: the others would wait for the weights of a rank that stopped
         if trouble:
@@ -55,7 +57,7 @@ def accumulate_gradients(run: Run, responses: list[Response], advantages: Tensor
     return {
         "importance_max": max(run.ranks.gather(largest)),
         "mismatch_kl": None if in_process or not completed_tokens else mismatch / completed_tokens,
-        "log_prob_difference": None if in_process else difference / response_tokens,
+        "log_prob_difference": None if in_process or not response_tokens else difference / response_tokens,
         "tokens": tokens,
         "seconds_train": perf_counter() - started,
     }

@@ -19,10 +19,12 @@ from scaled.config import RunConfig
 from scaled.config_file import load_config
 from scaled.errors import UserError
 from scaled.interrupt import Interrupted
-from scaled.model import resolve_model
+from scaled.model import resolve_device, resolve_model
 from scaled.policy_sync.client import EngineClient
-from scaled.policy_sync.server import EngineProcess, EngineSettings, end, guarded
+from scaled.policy_sync.server import EngineProcess, EngineSettings, end, guarded, visible
 from scaled.run import LOGS, find_checkpoint, require_new_folder
+
+SAVES = 40.0  # seconds that a trainer has to save and end; torchrun gives its ranks 30 of them
 
 
 def launch(config: Path, overrides: Sequence[str], console: Console, *, resume: bool = False) -> int:
@@ -43,7 +45,7 @@ def launch(config: Path, overrides: Sequence[str], console: Console, *, resume: 
                     text = f"starting engine {number + 1} of {len(running)}"
                     process.await_health(client, lambda seconds, text=text: status.update(f"{text}, {seconds:.0f} s"))
         command = trainer_command(settings, config, overrides, [process.url for process in running], resume=resume)
-        trainer = guarded(command, os.environ | trainer_environment(settings))
+        trainer = guarded(command, os.environ | trainer_environment(settings), ends=SAVES)
         stack.callback(end, trainer)
         with _signals(lambda number, frame: trainer.send_signal(number)):
             return _watch(trainer, running, settings, console)
@@ -61,19 +63,20 @@ def engine_settings(config: RunConfig) -> list[EngineSettings]:
         dtype=engine.dtype,
         tensor_parallel=engine.tensor_parallel,
         max_model_len=engine.max_model_len,
+        patience=launch.patience,
     )
-    each, there = engine.tensor_parallel, torch.cuda.device_count()
-    wanted = launch.ranks + launch.engines * each
+    each, there, own = engine.tensor_parallel, torch.cuda.device_count(), trainer_gpus(config)
+    wanted = own + launch.engines * each
     if 0 < there < wanted:
         raise UserError(
-            f"{launch.ranks} ranks and {launch.engines} engines on {each} GPUs each take {wanted} GPUs, and here are "
+            f"{own} ranks and {launch.engines} engines on {each} GPUs each take {wanted} GPUs, and here are "
             f"{there}; set launch.ranks, launch.engines and engine.tensor_parallel"
         )
     return [
         replace(
             first,
             log=config.run / LOGS / f"engine-{number}.log",
-            gpus=range(launch.ranks + number * each, launch.ranks + (number + 1) * each) if there else (),
+            gpus=range(own + number * each, own + (number + 1) * each) if there else (),
         )
         for number in range(launch.engines)
     ]
@@ -86,14 +89,19 @@ def trainer_command(
     command = [sys.executable, "-m"]
     if settings.launch.ranks > 1:
         command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(settings.launch.ranks), "-m"]
-    command += ["scaled", "train", str(config), *overrides, f"engine.urls=[{', '.join(urls)}]"]
+    command += ["scaled", "train", str(config), *overrides, f"engine.launched=[{', '.join(urls)}]"]
     return [*command, *(["--resume"] if resume else [])]
 
 
 def trainer_environment(settings: RunConfig) -> dict[str, str]:
     """With GPUs the first of them are the trainer's."""
-    own = ",".join(map(str, range(settings.launch.ranks)))
-    return {"CUDA_VISIBLE_DEVICES": own} if torch.cuda.is_available() else {}
+    count = trainer_gpus(settings)
+    return {"CUDA_VISIBLE_DEVICES": visible(range(count))} if count else {}
+
+
+def trainer_gpus(config: RunConfig) -> int:
+    """How many GPUs the trainer has, one a rank."""
+    return config.launch.ranks if resolve_device(config.model.device).type == "cuda" else 0
 
 
 def _watch(

@@ -195,7 +195,7 @@ def find_needs(config: RunConfig) -> Needs:
         "keep_last": config.checkpoint.keep_last,
         "compute_dtype": config.model.compute_dtype,
         "threads": config.threads,
-        "engines": config.launch.python if config.rollout.backend == "vllm" and not config.engine.urls else None,
+        "engines": config.launch.python if config.rollout.backend == "vllm" and not config.engine_urls else None,
     }
     wanted = config.model.device
     try:

@@ -58,7 +58,7 @@ def plan(config: RunConfig, console: Console, *, resume: bool) -> list[str]:
         problems, held_out = load_data(config.data, config.seed)
         rows += describe_batches(config, problems, held_out)
         if tokenizer is not None:
-            encode_prompts(model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens)
+            encode_prompts(model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens, config.longest)
     with _noting(missing), Grader(config):
         rows.append(("reward", config.reward))
 
@@ -99,7 +99,7 @@ def describe_batches(config: RunConfig, problems: list[Problem], held_out: list[
     rollout = config.rollout
     responses = rollout.prompts * rollout.responses_per_prompt
     epochs = config.updates * rollout.prompts / len(problems)
-    urls = ", ".join(config.engine.urls) or f"{config.launch.engines} that `logra launch` starts"
+    urls = ", ".join(config.engine_urls) or f"{config.launch.engines} that `logra launch` starts"
     engines = f"vLLM engines in {config.engine.dtype}, {urls}; they get updates as {config.policy_sync}"
     return [
         ("data", f"{config.data.task or config.data.file}: {len(problems)} problems, {len(held_out)} held out"),

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -25,6 +26,7 @@ from scaled.errors import NumericalTrouble, UserError
 Value = TypeVar("Value")
 
 PATIENCE = timedelta(minutes=60)  # the longest that one rank may work alone, at its rollout or its checkpoint
+PR_SET_PDEATHSIG = 1
 LEAVING = 10.0  # seconds that a rank which is done waits for the others to be
 GATHERING = timedelta(seconds=45)  # in which all ranks must have been started
 
@@ -129,6 +131,7 @@ def joined_ranks(device: torch.device, ask_to_stop: Callable[[], None] = lambda:
     # torchrun ends the others by this signal when one is gone; they shall say first why they end. What takes longer
     # than half a minute torchrun kills.
     signal.signal(signal.SIGTERM, lambda number, frame: ask_to_stop())
+    _end_with_torchrun()
     store = _gathered(rank, world)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -149,6 +152,12 @@ def joined_ranks(device: torch.device, ask_to_stop: Callable[[], None] = lambda:
         ) from error
     finally:
         dist.destroy_process_group()
+
+
+def _end_with_torchrun() -> None:
+    """Have the kernel send SIGTERM when torchrun is killed: its ranks are in sessions of their own, and would stay."""
+    with suppress(AttributeError, OSError):  # on Linux alone
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _leave(store: dist.Store, world: int) -> None:

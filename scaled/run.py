@@ -37,13 +37,8 @@ from scaled.rollout.prompts import encode_prompts
 from scaled.section import CountOrZero, Finite, Numbers
 
 LOGS = "logs"  # of the engines that `logra launch` starts before there is a run
-MAY_CHANGE = (
-    "updates",
-    "evaluation",
-    "checkpoint",
-    "engine",
-    "launch",
-)  # on resume; everything else would make another run of it
+# On resume; everything else would make another run of it.
+MAY_CHANGE = ("updates", "evaluation", "checkpoint", "engine", "launch")
 
 
 class RunNumbers(Numbers):
@@ -143,9 +138,11 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
             source = source.model_copy(update={"path": str(checkpoint / "model")})
         policy, tokenizer = build_policy(config, source, ranks)
         with ranks.together():
-            encode_prompts(policy.model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens)
+            encode_prompts(
+                policy.model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens, config.longest
+            )
         method = build_method(policy, config, ranks)
-        rollout = build_rollout(config, source, policy, tokenizer, method, ranks)
+        rollout = build_rollout(config, source, policy, tokenizer, method, ranks, stop)
         stack.callback(rollout.close)
         run = Run(
             config=config,

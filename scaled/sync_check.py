@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -21,10 +22,11 @@ from scaled.config import ModelConfig
 from scaled.model import load_model
 from scaled.policy_sync.client import EngineClient
 from scaled.policy_sync.fingerprint import fingerprints
-from scaled.policy_sync.message_file import Origin, joint_digest, message_path, write_message
+from scaled.policy_sync.outbox import Outbox
 from scaled.policy_sync.server import EngineSettings, engine
+from scaled.ranks import ALONE
 
-RUN, SEED, TOKENS = "sync-check", 7, 32
+SEED, TOKENS = 7, 32
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 """Of log-probabilities, engine against transformers: two programs' sums in other orders; bf16 has eight bits."""
 
@@ -85,18 +87,32 @@ class Trainer:
                 nudge_ties_(weight.data)
 
 
-def sync_check(settings: EngineSettings, console: Console, *, rank: int, updates: int, ratio: float = 6e-5) -> bool:
-    """Start an engine, send it updates both ways, print what each cost, and say whether it ended equal.
+def sync_check(
+    settings: EngineSettings,
+    console: Console,
+    *,
+    engines: int = 1,
+    rank: int,
+    updates: int,
+    ratio: float = 6e-5,
+) -> bool:
+    """Start engines, send them updates both ways, print what each cost, and say whether they were equal after each.
 
-    Raises ``UserError`` if the engine cannot be started or refuses an update.
+    Raises ``UserError`` if an engine cannot be started or refuses an update.
     """
     trainer = Trainer.of(settings.model, rank, settings.dtype, ratio)
     with (
         tempfile.TemporaryDirectory(prefix="logra-sync-") as folder,
-        console.status("starting the engine") as status,
-        engine(settings, lambda seconds: status.update(f"starting the engine, {seconds:.0f} s")) as client,
+        console.status("starting engines") as status,
+        ExitStack() as stack,
     ):
-        rows = list(_rows(trainer, client, settings.model, Path(folder), updates, status.update))
+        clients = []
+        for number in range(engines):
+            text = f"starting engine {number + 1} of {engines}"
+            waiting = lambda seconds, text=text: status.update(f"{text}, {seconds:.0f} s")  # noqa: E731
+            clients.append(stack.enter_context(engine(_of_number(settings, number), waiting)))
+        outbox = Outbox(Path(folder), 0, settings.model, ALONE)
+        rows = list(_rows(trainer, clients, outbox, updates, status.update))
     table = Table("way", "updates", "bytes a sync", "seconds", "weights that differ", "log-probabilities differ by")
     for row in rows:
         values = (row.updates, f"{row.sync_bytes:,}", f"{row.seconds:.2f}", row.wrong_weights)
@@ -111,29 +127,45 @@ def sync_check(settings: EngineSettings, console: Console, *, rank: int, updates
     return equal and noticed
 
 
+def _of_number(settings: EngineSettings, number: int) -> EngineSettings:
+    """One of several engines: with a log of its own and, where there are GPUs, the next of them."""
+    if number == 0:
+        return settings
+    each = settings.tensor_parallel
+    gpus = range(number * each, (number + 1) * each) if torch.cuda.is_available() else ()
+    return replace(settings, log=settings.log.with_stem(f"{settings.log.stem}-{number}"), gpus=gpus)
+
+
 def _rows(
-    trainer: Trainer, client: EngineClient, model: Path, folder: Path, updates: int, say: Callable[[str], None]
+    trainer: Trainer, clients: list[EngineClient], outbox: Outbox, updates: int, say: Callable[[str], None]
 ) -> Iterator[Row]:
-    client.follow(RUN, folder)
-    started = perf_counter()
-    client.send_full(0, model, "0")
+    seconds = _brought_up(clients, outbox)
     size = sum(weight.numel() * 4 for weight in trainer.model.parameters())
-    yield _compared("full", 1, size, perf_counter() - started, trainer, client)
-    seconds, sent = 0.0, 0
+    yield Row("full", 1, size, seconds, *_apart(trainer, clients))
+    seconds, sent, wrong, difference = 0.0, 0, 0, 0.0
     for update in range(1, updates + 1):
         say(f"update {update}/{updates}")
         message = trainer.step()
         started = perf_counter()
-        digest = joint_digest([write_message(folder, message, Origin(RUN))])
-        client.send_factors(update, digest, str(update))
-        seconds += perf_counter() - started
-        sent = message_path(folder, update, 0, 1).stat().st_size
-    yield _compared("factors", updates, sent, seconds / updates, trainer, client)
+        sent = outbox.add_factors(message)
+        seconds += perf_counter() - started + _brought_up(clients, outbox)
+        now = _apart(trainer, clients)
+        wrong, difference = max(wrong, now[0]), max(difference, now[1])
+    yield Row("factors", updates, sent, seconds / updates, wrong, difference)
     trainer.step()
-    yield _compared("control: one more update, not sent", 1, 0, 0.0, trainer, client)
+    yield Row("control: one more update, not sent", 1, 0, 0.0, *_apart(trainer, clients))
 
 
-def _compared(way: str, updates: int, size: int, seconds: float, trainer: Trainer, client: EngineClient) -> Row:
-    wrong = len(client.differing(trainer.fingerprints()))
-    engines = torch.tensor(client.log_probs(trainer.sequences[0].tolist()))
-    return Row(way, updates, size, seconds, wrong, float((engines - trainer.log_probs()).abs().max()))
+def _brought_up(clients: list[EngineClient], outbox: Outbox) -> float:
+    """The seconds that it took, for one engine."""
+    started = perf_counter()
+    for client in clients:
+        outbox.bring_up(client)
+    return (perf_counter() - started) / len(clients)
+
+
+def _apart(trainer: Trainer, clients: list[EngineClient]) -> tuple[int, float]:
+    """Weights that have other bits, and the largest difference of log-probabilities, of the worst engine."""
+    wanted, tokens, trainers = trainer.fingerprints(), trainer.sequences[0].tolist(), trainer.log_probs()
+    wrong = max(len(client.differing(wanted)) for client in clients)
+    return wrong, max(float((torch.tensor(client.log_probs(tokens)) - trainers).abs().max()) for client in clients)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from scaled.run import Run, open_run, resume_command, save
 from scaled.samples import sample_rows
 from scaled.seeds import derive_seed
 
+Value = TypeVar("Value")
 MOST_SKIPPED = 20  # batches in a row
 # Not to be resumed with: a run keeps its settings.
 SMALLER_STEPS = (
@@ -45,10 +47,10 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
         try:
             while True:
                 if evaluation_due(run):
-                    evaluate_held_out(run)
+                    done_or_saved(run, evaluate_held_out)
                 if run.update >= config.updates:
                     break
-                row = take_or_save(run)
+                row = done_or_saved(run, take_batch)
                 skipped = skipped + 1 if row["skipped"] else 0
                 if skipped == MOST_SKIPPED:
                     save(run)
@@ -76,11 +78,11 @@ def remedy(run: Run) -> str:
     )
 
 
-def take_or_save(run: Run) -> dict[str, Any]:
-    """``take_batch``; what the user has to mend, a reward function for one, costs no update that was made before."""
+def done_or_saved(run: Run, work: Callable[[Run], Value]) -> Value:
+    """``work``; what the user has to mend, a reward function for one, costs no update that was made before."""
     taken = run.batch
     try:
-        return take_batch(run)
+        return work(run)
     except UserError as error:
         if run.batch > taken:  # its row could not be written: from the last checkpoint it is taken again
             raise

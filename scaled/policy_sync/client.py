@@ -103,17 +103,23 @@ class EngineClient:
             except EngineGone:
                 raise
             except UserError as error:
-                refusals = self._post("/collective_rpc", {"method": "logra_refusal"})["results"]
-                said = next(filter(None, refusals), None)
+                said = None
+                with suppress(UserError):  # the first error tells more
+                    refusals = self._post("/collective_rpc", {"method": "logra_refusal"})["results"]
+                    said = next(filter(None, refusals), None)
                 raise UserError(
                     f"engine {self.url} refuses update {info['update']}: {said}" if said else error
                 ) from error
-            self._post("/finish_weight_update", {"weight_version": version})
-            # What was cached under the old weights must not be read under the new ones.
+            # What was cached under the old weights must not be read under the new ones, nor be so called.
             if not self._post("/reset_prefix_cache", {})["success"]:
                 raise UserError(f"engine {self.url} did not empty its prefix cache after update {info['update']}")
+            self._post("/finish_weight_update", {"weight_version": version})
         if (found := self.version()) != version:
             raise UserError(f"engine {self.url} says that it has version {found}, and was brought to {version}")
+
+    def resume(self) -> None:
+        """Let it write again, after a sync that went wrong half way."""
+        self._post("/resume", {})
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
@@ -122,9 +128,9 @@ class EngineClient:
             yield
         except BaseException:
             with suppress(EngineGone):  # the first of the two errors tells more
-                self._post("/resume", {})
+                self.resume()
             raise
-        self._post("/resume", {})
+        self.resume()
 
     def _get(self, path: str) -> Any:
         return self._answer("GET", path, None)
@@ -137,6 +143,8 @@ class EngineClient:
             response = self._http.request(method, path, json=body)
         except httpx2.TransportError as error:
             raise EngineGone(f"engine {self.url} does not answer {path} ({error!r}); see its log") from error
+        if response.status_code >= 500 and not self.healthy():
+            raise EngineGone(f"engine {self.url} has failed at {path}: {reason(response)}; see its log")
         if response.status_code != 200:
             raise UserError(f"engine {self.url} refuses {path}: {reason(response)}")
         try:

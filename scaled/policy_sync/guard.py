@@ -1,8 +1,8 @@
-"""``python guard.py COMMAND``: runs a command that ends with whoever started it.
+"""``python guard.py SECONDS COMMAND``: runs a command that ends with whoever started it.
 
 Standard input is a pipe from there. When it ends, as it does too if the starter was killed, the command is asked to
-end, and then all of the guard's process group is killed. Signals to the guard go to the command. (``server.guarded``
-starts guards, each in a group of its own, and kills what is left of the group when its guard is gone.)
+end, and after so many seconds all of the guard's process group is killed. Signals to the guard go to the command.
+(``server.guarded`` starts guards, each in a group of its own, and kills what is left of it when its guard is gone.)
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ import sys
 import threading
 import time
 
-ENDS = 8.0  # seconds that the command may take to end when asked to
-
 
 def main() -> None:
     """Exit as the command does; by 128 + the signal's number if it was killed."""
-    process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    ends, command = float(sys.argv[1]), sys.argv[2:]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, frame: process.send_signal(received))
     alone = threading.Event()
-    threading.Thread(target=_end_with_input, args=[process, alone], daemon=True).start()
+    threading.Thread(target=_end_with_input, args=[process, alone, ends], daemon=True).start()
     code = process.wait()
     if alone.is_set():
         os.killpg(0, signal.SIGKILL)
     os._exit(code if code >= 0 else 128 - code)  # the thread may be in a read that nothing interrupts
 
 
-def _end_with_input(process: subprocess.Popen[bytes], alone: threading.Event) -> None:
+def _end_with_input(process: subprocess.Popen[bytes], alone: threading.Event, ends: float) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     alone.set()
     process.terminate()
-    time.sleep(ENDS)
+    time.sleep(ends)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -45,7 +45,8 @@ class Outbox:
             raise RuntimeError(f"update {message.update} does not follow {self.update}")
         with self.ranks.together():
             digest = write_message(self.folder, message, Origin(self.run, self.ranks.rank, self.ranks.world))
-        parts = self.ranks.gather((digest, self._part(message.update, self.ranks.rank).stat().st_size))
+            size = self._part(message.update, self.ranks.rank).stat().st_size
+        parts = self.ranks.gather((digest, size))
         self.update = message.update
         self._digests[self.update] = joint_digest([digest for digest, _ in parts])
         return sum(size for _, size in parts)

@@ -20,7 +20,7 @@ from scaled.errors import UserError
 from scaled.policy_sync import guard
 from scaled.policy_sync.client import EngineClient
 
-STARTS = 300.0  # seconds that an engine may take until it answers
+ENDS = 8.0  # seconds that an engine may take to end when asked to
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class EngineSettings:
     max_model_len: int | None = None
     port: int | None = None
     gpus: Sequence[int] = ()
+    patience: float = 600.0
 
     def command(self, port: int) -> list[str]:
         """The server on the loopback address, with our backend for weights and log-probabilities after temperature."""
@@ -57,7 +58,7 @@ class EngineSettings:
         nothing is compiled: that would want a C++ compiler, and paths without spaces."""
         found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if torch.cuda.is_available():
-            return found | ({"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {})
+            return found | ({"CUDA_VISIBLE_DEVICES": visible(self.gpus)} if self.gpus else {})
         cores = sorted(os.sched_getaffinity(0))
         own = [cores[i :: self.tensor_parallel] for i in range(self.tensor_parallel)]
         bind = "|".join(",".join(map(str, some)) for some in own)
@@ -88,7 +89,9 @@ class EngineProcess:
             end(self.process)
         settings = self.settings
         with settings.log.open("ab") as log:
-            self.process = guarded(settings.command(self.port), os.environ | settings.environment(), output=log)
+            self._old = log.tell()
+            environment = os.environ | settings.environment()
+            self.process = guarded(settings.command(self.port), environment, ends=ENDS, output=log)
 
     @property
     def alive(self) -> bool:
@@ -105,11 +108,13 @@ class EngineProcess:
                 )
             waiting(seconds)
 
-        client.await_health(STARTS, look)
+        client.await_health(self.settings.patience, look)
 
     def last_words(self) -> str:
-        """What its log ends with, or the last error in it."""
-        lines = self.settings.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        """What its log ends with since it was started, or the last error there."""
+        with self.settings.log.open("rb") as log:
+            log.seek(self._old)
+            lines = log.read().decode(errors="replace").splitlines()
         errors = [line for line in lines if "Error" in line]
         return f"{(errors or lines or ['it is empty'])[-1].strip()[-500:]} (all of it: {self.settings.log})"
 
@@ -134,11 +139,14 @@ def engine(settings: EngineSettings, waiting: Callable[[float], None] = lambda s
 
 
 def guarded(
-    command: Sequence[str], environment: dict[str, str], *, output: BinaryIO | None = None
+    command: Sequence[str], environment: dict[str, str], *, ends: float, output: BinaryIO | None = None
 ) -> subprocess.Popen[bytes]:
-    """A command under ``guard``, which no signal from the terminal reaches; without ``output`` it writes to ours."""
+    """A command under ``guard``, which no signal from the terminal reaches; without ``output`` it writes to ours.
+
+    It may take ``ends`` seconds to end when asked to.
+    """
     return subprocess.Popen(
-        [sys.executable, guard.__file__, *command],
+        [sys.executable, guard.__file__, str(ends), *command],
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
@@ -153,6 +161,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     with suppress(ProcessLookupError):  # a guard that was killed itself could not do it
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def visible(gpus: Sequence[int]) -> str:
+    """CUDA_VISIBLE_DEVICES for some of those that are visible here."""
+    own = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ",".join(own.split(",")[gpu] if own else str(gpu) for gpu in gpus)
 
 
 def free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -12,11 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from scaled.config import RunConfig
 from scaled.errors import UserError
 from scaled.files import discard
+from scaled.interrupt import StopRequest
 from scaled.methods import Method
 from scaled.policy_sync.client import EngineClient, EngineGone
 from scaled.policy_sync.fingerprint import fingerprints
 from scaled.policy_sync.outbox import Outbox
-from scaled.policy_sync.server import STARTS
 from scaled.ranks import Ranks
 from scaled.records import Problem, Response
 from scaled.rollout import SyncCost
@@ -38,16 +39,18 @@ class FromEngines:
         method: Method,
         ranks: Ranks,
         base: Path | None,
+        stop: StopRequest,
     ) -> None:
         """``base`` is a folder that has the model's weights as they are now, if there is one.
 
         Raises ``UserError`` for an engine that does not answer.
         """
         self.model, self.tokenizer, self.config = model, tokenizer, config
-        self.method, self.ranks, self.base = method, ranks, base
+        self.method, self.ranks, self.base, self.stop = method, ranks, base, stop
+        self.count = len(config.engine_urls)
         self.clients = {
             number: EngineClient(url, config.engine.patience)
-            for number, url in enumerate(config.engine.urls)
+            for number, url in enumerate(config.engine_urls)
             if number % ranks.world == ranks.rank
         }
         self.outbox: Outbox | None = None
@@ -60,7 +63,7 @@ class FromEngines:
                 )
 
     def share(self, count: int) -> Sequence[int]:
-        return [number for number in range(count) if number % len(self.config.engine.urls) in self.clients]
+        return [number for number in range(count) if number % self.count in self.clients]
 
     def follow(self, update: int) -> None:
         """Raises ``UserError`` if an engine refuses, does not come back, or has other bits than the trainer."""
@@ -72,7 +75,7 @@ class FromEngines:
             for client in self.clients.values():
                 self._patiently(client, self.outbox.bring_up)
         seconds = max(self.ranks.gather(perf_counter() - started))
-        self._cost = SyncCost(seconds, size * len(self.config.engine.urls))
+        self._cost = SyncCost(seconds, size * self.count)
         self.outbox.prune()
         if self.outbox.full:
             self.outbox.add_full(update, self.method.weights())
@@ -82,13 +85,18 @@ class FromEngines:
     def verify(self) -> None:
         """Compare the bits of all weights. Raises ``UserError`` with the first that differ."""
         wanted = fingerprints(self.method.weights(), getattr(torch, self.config.engine.dtype))
+
+        def compare(client: EngineClient) -> None:
+            self.outbox.bring_up(client)
+            if wrong := client.differing(wanted):
+                raise UserError(
+                    f"engine {client.url} has other weights than the trainer after update {self.outbox.update}: "
+                    f"{len(wrong)} of {len(wanted)}, the first {', '.join(wrong[:3])}; restart it"
+                )
+
         with self.ranks.together():
             for client in self.clients.values():
-                if wrong := client.differing(wanted):
-                    raise UserError(
-                        f"engine {client.url} has other weights than the trainer after update {self.outbox.update}: "
-                        f"{len(wrong)} of {len(wanted)}, the first {', '.join(wrong[:3])}; restart it"
-                    )
+                self._patiently(client, compare)
 
     def respond(
         self,
@@ -102,10 +110,11 @@ class FromEngines:
         """Raises ``UserError`` for an engine that does not come back, for an answer that is none, and for one by other
         weights than those after the last update unless the configuration lets it pass."""
         settings, engine = self.config.rollout, self.config.engine
-        prompts = encode_prompts(self.model, self.tokenizer, problems, settings.max_new_tokens)
+        longest = self.config.longest
+        prompts = encode_prompts(self.model, self.tokenizer, problems, settings.max_new_tokens, longest)
         waiting: dict[EngineClient, list[Request]] = {client: [] for client in self.clients.values()}
         for number, problem, prompt in zip(numbers, problems, prompts, strict=True):
-            client = self.clients[number % len(engine.urls)]
+            client = self.clients[number % self.count]
             waiting[client].append(Request(number, problem, prompt, derive_seed(seed, "response", number)))
         generation = Generation(
             version=self.outbox.version(self.outbox.update),
@@ -122,6 +131,8 @@ class FromEngines:
             found[number] = response
             advance(1)
 
+        for client in self.clients.values():  # one may have died and come back since it was brought up
+            self._patiently(client, self.outbox.bring_up)
         for last in range(TRIES):
             gone = generation.collect(waiting, keep)
             if not gone:
@@ -141,7 +152,7 @@ class FromEngines:
         for client in self.clients.values():
             client.close()
         if self.outbox is not None and self.ranks.first:
-            discard(self.outbox.folder)
+            discard(self.outbox.folder.parent)
 
     def cost(self) -> SyncCost | None:
         cost, self._cost = self._cost, None
@@ -150,9 +161,12 @@ class FromEngines:
     def _write(self, update: int) -> int:
         """Put the update where engines find it; its bytes."""
         if self.outbox is None:
-            parent = self.config.engine.folder or self.config.run / "sync"
-            if self.config.engine.folder is None and self.ranks.first:
-                discard(parent)  # what a run that was killed has left
+            parent = self.config.run / "sync"
+            if self.config.engine.folder is not None:
+                run = str(self.config.run.absolute()).encode()
+                parent = self.config.engine.folder / f"logra-{hashlib.sha256(run).hexdigest()[:12]}"
+            if self.ranks.first:
+                discard(parent)  # what this run has left when it was killed
             self.outbox = Outbox(parent, update, self.base or parent, self.ranks)
             return 0 if self.base else self.outbox.add_full(update, self.method.weights())
         if not self.config.sends_factors:
@@ -166,9 +180,15 @@ class FromEngines:
     def _patiently(self, client: EngineClient, work: Callable[[EngineClient], None]) -> None:
         """Do it with an engine that may be gone and come back, as `logra launch` sees to."""
         for last in range(TRIES):
-            client.await_health(STARTS)
+            client.await_health(self.config.launch.patience, self._unless_asked_to_stop)
             try:
+                if last:
+                    client.resume()
                 return work(client)
             except EngineGone:
                 if last == TRIES - 1:
                     raise
+
+    def _unless_asked_to_stop(self, seconds: float) -> None:
+        if self.stop.requested:
+            raise EngineGone(f"an engine is gone, did not come back in {seconds:.0f} seconds, and the run is to stop")

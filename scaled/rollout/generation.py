@@ -115,6 +115,11 @@ class Generation:
             answer = await http.post(
                 "/inference/v1/generate", json={"token_ids": list(request.prompt), "sampling_params": sampling}
             )
+        except httpx2.ReadTimeout as error:
+            raise EngineGone(
+                f"engine {http.base_url} has not answered problem {request.problem.id} after {http.timeout.read:g} "
+                "seconds; see its log, and set engine.patience higher or engine.in_flight lower if it is only slow"
+            ) from error
         except httpx2.TransportError as error:
             raise EngineGone(f"engine {http.base_url} is gone while it writes ({error!r}); see its log") from error
         if answer.status_code >= 500:

@@ -14,17 +14,25 @@ Prompt = tuple[int, ...]
 
 
 def encode_prompts(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], max_new_tokens: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    max_new_tokens: int,
+    longest: int | None = None,
 ) -> list[Prompt]:
-    """The tokens of each problem's chat. Raises ``UserError`` for one that leaves no room for its response."""
+    """The tokens of each problem's chat. Raises ``UserError`` for one that leaves no room for its response, in the
+    model's context or in the ``longest`` that an engine takes."""
     prompts = [encode_prompt(tokenizer, problem) for problem in problems]
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    whose = "the model's context"
+    if longest is not None and (context is None or longest < context):
+        context, whose = longest, "engine.max_model_len"
     for problem, prompt in zip(problems, prompts, strict=True):
         if context is not None and len(prompt) + max_new_tokens > context:
             room = context - len(prompt)
             raise UserError(
                 f"problem {problem.id}: its prompt of {len(prompt)} tokens and max_new_tokens = {max_new_tokens} make "
-                f"more than the model's context of {context}; leave it out"
+                f"more than {whose} of {context}; leave it out"
                 + (f", or set rollout.max_new_tokens to {room} at most" if room > 0 else "")
             )
     return prompts

@@ -21,11 +21,11 @@ from scaled.policy_sync.server import EngineSettings, engine
 from scaled.records import Response
 from scaled.rollout.generation import Generation, Request
 from scaled.rollout.prompts import EndOfResponse
-from scaled.sync_check import RUN, Trainer
+from scaled.sync_check import Trainer
 from tests.engine.setting import PYTHON, ROOT
 from tests.tiny import asked, byte_tokenizer
 
-RATIO = 1e-3
+RATIO, RUN = 1e-3, "sync-check"
 
 
 @pytest.fixture(scope="module")

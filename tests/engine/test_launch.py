@@ -112,7 +112,7 @@ def test_two_ranks_and_two_bf16_engines_stay_equal_bit_for_bit_though_an_engine_
 
 
 def test_a_trainer_that_is_killed_takes_its_engine_along_and_the_run_goes_on_from_its_checkpoint(model, tmp_path):
-    overrides = ("policy_sync=full", "checkpoint.every=1", "updates=3")
+    overrides = ("method=lora", "lora.rank=4", "policy_sync=full", "checkpoint.every=1", "updates=3")
     with launching(tmp_path, model, *overrides) as launched:
         until(lambda: any("q" in row for row in rows(tmp_path)), launched)
         all_of_it = family(launched)
@@ -125,6 +125,22 @@ def test_a_trainer_that_is_killed_takes_its_engine_along_and_the_run_goes_on_fro
         output, _ = resumed.communicate(timeout=240)
     assert resumed.returncode == 0, output
     assert [row["update"] for row in rows(tmp_path) if "q" in row] == [1, 2, 3]
+
+
+def test_an_engine_that_stalls_ends_the_run_with_one_error_and_what_was_learned_is_saved(model, tmp_path):
+    with launching(tmp_path, model, "engine.patience=3", "updates=100") as launched:
+        until(lambda: any("q" in row for row in rows(tmp_path)), launched)
+        all_of_it = family(launched)
+        for process in servers(launched)[0].children(recursive=True):
+            process.suspend()
+        output, _ = launched.communicate(timeout=120)
+    assert launched.returncode == 2, output
+    words = " ".join(output.split())
+    assert "does not answer" in words or "is gone while it writes" in words
+    assert f"go on with: logra launch {tmp_path}/run --resume" in words
+    require_gone(all_of_it)
+    last = max(row["update"] for row in rows(tmp_path) if "q" in row)
+    assert (tmp_path / f"run/checkpoints/update-{last:06d}").is_dir()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
