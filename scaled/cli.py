@@ -183,6 +183,18 @@ def phases(
     show(compare(load_config(config, overrides or []), updates, ranks), Console(highlight=False))
 
 
+@bench.command("sync", epilog="Example: logra bench sync models/smollm2")
+def sync_bytes(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format.")],
+    rank: Annotated[int, typer.Option(min=1, help="r, the columns of a factor.")] = 64,
+    updates: Annotated[int, typer.Option(min=1, help="Updates measured for each multiplier.")] = 3,
+) -> None:
+    """Bytes of an update by every exact way to send it: all weights, the numbers that changed, or factors."""
+    from scaled.bench.sync_bytes import bench_sync
+
+    bench_sync(model, Console(highlight=False), rank=rank, updates=updates)
+
+
 def main() -> None:
     """Run a command. An error of the user's is one message without a traceback, and exit code 2."""
     try:

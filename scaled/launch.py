@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -56,15 +55,6 @@ def engine_settings(config: RunConfig) -> list[EngineSettings]:
     if config.rollout.backend != "vllm":
         raise UserError("there is no engine to launch: set rollout.backend=vllm, or use `logra train`")
     launch, engine = config.launch, config.engine
-    first = EngineSettings(
-        python=launch.python,
-        model=Path(resolve_model(config.model.path)),
-        log=config.run / LOGS / "engine.log",
-        dtype=engine.dtype,
-        tensor_parallel=engine.tensor_parallel,
-        max_model_len=engine.max_model_len,
-        patience=launch.patience,
-    )
     each, there, own = engine.tensor_parallel, torch.cuda.device_count(), trainer_gpus(config)
     wanted = own + launch.engines * each
     if 0 < there < wanted:
@@ -72,11 +62,17 @@ def engine_settings(config: RunConfig) -> list[EngineSettings]:
             f"{own} ranks and {launch.engines} engines on {each} GPUs each take {wanted} GPUs, and here are "
             f"{there}; set launch.ranks, launch.engines and engine.tensor_parallel"
         )
+    model = Path(resolve_model(config.model.path))
     return [
-        replace(
-            first,
+        EngineSettings(
+            python=launch.python,
+            model=model,
             log=config.run / LOGS / f"engine-{number}.log",
+            dtype=engine.dtype,
+            tensor_parallel=each,
+            max_model_len=engine.max_model_len,
             gpus=range(own + number * each, own + (number + 1) * each) if there else (),
+            patience=launch.patience,
         )
         for number in range(launch.engines)
     ]
@@ -141,7 +137,7 @@ def _running(settings: EngineSettings) -> Iterator[EngineProcess]:
 
 
 @contextmanager
-def _signals(handler: signal.Handlers) -> Iterator[None]:
+def _signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, handler) for number in numbers]
     try:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,6 +22,8 @@ from scaled.config import ModelConfig
 from scaled.errors import UserError
 from scaled.smollm2 import SMOLLM2, fetch_smollm2, loading, new_folder, quiet, smollm2_folder
 
+FLOATS = ("F64", "F32", "BF16", "F16")
+SOME_TEXT = "What is 7 + 5?"
 SAME_LOGITS = 1e-5  # of the largest logit: both ways make the same products, so they differ by rounding at most
 
 
@@ -78,6 +81,7 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     source = resolve_model(config.path)
     with quiet(), loading(config.path):
         _refuse_quantised(AutoConfig.from_pretrained(source, trust_remote_code=False), config.path)
+        _refuse_integers(source, config.path)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     _check_tokenizer(tokenizer, config.path)
     with quiet(), loading(config.path):
@@ -106,6 +110,7 @@ def load_skeleton(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedToken
     with quiet(), loading(config.path):
         settings = AutoConfig.from_pretrained(source, trust_remote_code=False)
         _refuse_quantised(settings, config.path)
+        _refuse_integers(source, config.path)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
@@ -153,11 +158,28 @@ def _refuse_quantised(settings: PreTrainedConfig, name: str) -> None:
         raise UserError(f"model {name} is quantised ({method}); give its unquantised original")
 
 
+def _refuse_integers(source: str, name: str) -> None:
+    """Weights of a type that transformers would widen without their scales."""
+    for path in sorted(Path(source).glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for key in file.keys():  # noqa: SIM118 — no mapping
+                if (dtype := file.get_slice(key).get_dtype()) not in FLOATS:
+                    raise UserError(
+                        f"model {name} has {key} as {dtype}, not one of {', '.join(FLOATS)}; give its unquantised "
+                        "original"
+                    )
+
+
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     if not tokenizer.chat_template:
         raise UserError(
             f"the tokenizer of {name} has no chat template; take the model's instruct variant, or save one: "
             "set tokenizer.chat_template and call tokenizer.save_pretrained on a copy of the folder"
+        )
+    if not tokenizer(SOME_TEXT, add_special_tokens=False)["input_ids"]:
+        raise UserError(
+            f"the tokenizer of {name} makes no tokens of {SOME_TEXT!r}: its vocabulary is missing; put the model's "
+            "tokenizer.json into the folder"
         )
     if tokenizer.eos_token_id is None:
         raise UserError(

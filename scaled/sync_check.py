@@ -62,13 +62,13 @@ class Trainer:
         trainer._nudge()
         return trainer
 
-    def step(self) -> FactorMessage:
+    def step(self, alpha: float = 1.0) -> FactorMessage:
         """One update, merged here, and its message."""
         self.optimizer.zero_grad()
         logits = self.model(self.sequences).logits[:, :-1]
         (-token_log_probs(logits, self.sequences[:, 1:], 1.0).mean()).backward()
-        message = FactorMessage.of(self.optimizer.propose(), 1.0, base_seed=SEED)
-        self.optimizer.step()
+        message = FactorMessage.of(self.optimizer.propose(), alpha, base_seed=SEED)
+        self.optimizer.step(alpha=alpha)
         self._nudge()
         return message
 

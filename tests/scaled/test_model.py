@@ -115,6 +115,20 @@ def test_quantised_checkpoint_is_refused_by_name(copy):
     assert "is quantised (gptq); give its unquantised original" in refused(copy)
 
 
+def test_weights_in_integers_are_refused_by_name_where_their_scales_would_be_left_out(copy):
+    weights = load_file(copy / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name] = weights[name].sign().to(torch.int8)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    assert f"has {name} as I8, not one of F64, F32, BF16, F16" in refused(copy)
+
+
+def test_a_tokenizer_whose_vocabulary_is_missing_is_refused(copy):
+    (copy / "tokenizer.json").unlink()
+    edit_json(copy / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
+    assert "makes no tokens of 'What is 7 + 5?'" in refused(copy)
+
+
 def test_weights_that_are_missing_are_not_filled_with_noise(copy):
     weights = load_file(copy / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
