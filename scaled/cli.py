@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-bench = typer.Typer(help="Measure seconds and memory, with alternatives side by side.", no_args_is_help=True)
+bench = typer.Typer(help="Measure seconds, memory and bytes, with alternatives side by side.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
 Config = Annotated[Path, typer.Argument(help="A YAML file, a run's folder, or a shipped recipe such as smollm2-demo.")]

@@ -219,7 +219,7 @@ class RunConfig(Section):
     on_non_finite: Literal["stop", "skip"] = "stop"
     """What to do when a loss, a sketch or the predicted KL is not finite; the weights are left untouched."""
     policy_sync: Literal["factors", "full"] = "factors"
-    """How engines get an update: as LoGRA's factors, in int8, or as all weights."""
+    """How engines get an update: as LoGRA's factors (±1 projections, new ones each time), or as all weights."""
     model: ModelConfig
     """The model that is trained: a section with `path`."""
     data: DataConfig

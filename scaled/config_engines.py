@@ -33,7 +33,7 @@ class EngineConfig(Section):
     verify_every: CountOrZero = 10
     """Compare the bits of all weights with the engines' after every so many updates (0: never)."""
     log_prob_limit: Positive = 0.1
-    """The mean difference of log-probabilities, engine against trainer, at which the run stops (nats a token)."""
+    """The mean distance of log-probabilities, engine against trainer, above which the run stops (nats a token)."""
     other_version: Literal["refuse", "weight"] = "refuse"
     """What to do with a response from other weights than the last: stop, or leave it to its importance weights."""
 
@@ -61,4 +61,4 @@ class LaunchConfig(Section):
     restarts: CountOrZero = 3
     """How often an engine that has died is started again."""
     patience: Positive = 600.0
-    """Seconds that an engine may take to start."""
+    """Seconds that an engine may take to start, or to come back."""

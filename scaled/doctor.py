@@ -55,7 +55,7 @@ def judge_machine(machine: Machine) -> Iterator[Line]:
     for package in (machine.python, *machine.packages, *machine.engines):
         yield judge_package(package)
     if not machine.engines:
-        yield Line("vllm", "not installed; responses are sampled in process")
+        yield Line("vllm", "not in this environment; engines have one of their own: make engine")
     if machine.torch is None:
         yield Line(
             "imports",

@@ -20,7 +20,7 @@ from scaled.files import save_text
 UPDATE_FIELDS = {
     "update": "number of the update, from 1; of a skipped batch, the update that it would have been",
     "batch": "number of the batch taken, from 1; skipped batches count too",
-    "method": "logra or dense",
+    "method": "logra, dense or lora",
     "skipped": "null, or why the batch gave no update",
     "reward": "mean reward of the batch",
     "right": "share of the responses that are right",
