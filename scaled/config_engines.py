@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from scaled.engine.weights import Rounding
 from scaled.section import Count, CountOrZero, LocalPath, Positive, Section, Text
 
 
@@ -20,6 +21,8 @@ class EngineConfig(Section):
     """Those that `logra launch` has started, which says so to the trainer; not saved with the run."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What they compute with. A bf16 engine keeps the other 16 bits of the trainer's weights beside them."""
+    rounding: Rounding = "exact"
+    """How a bf16 engine takes an update. `naive` loses most of it, `stochastic` blurs it: only to compare with."""
     tensor_parallel: Count = 1
     """Workers that share an engine's weights."""
     max_model_len: Count | None = None
@@ -30,6 +33,10 @@ class EngineConfig(Section):
     """Seconds after which an engine that does not answer is taken for dead; no response may take longer."""
     folder: LocalPath | None = None
     """Where updates are written for them, `/dev/shm` for one; the run's folder if not given."""
+    transport: Literal["folder", "broadcast"] = "folder"
+    """How updates come to engines: they read them in that folder, or are sent them (by NCCL from a GPU, or gloo)."""
+    meet_at: Text = "127.0.0.1"
+    """An address of the trainer's machine, where engines come to be sent updates (`transport: broadcast`)."""
     verify_every: CountOrZero = 10
     """Compare the bits of all weights with the engines' after every so many updates (0: never)."""
     log_prob_limit: Positive = 0.1
@@ -56,6 +63,8 @@ class LaunchConfig(Section):
     """Trainers that share the model."""
     engines: Annotated[int, Field(gt=0, le=1024)] = 1
     """Engines."""
+    host: Text = "127.0.0.1"
+    """The address that engines listen on; others than the loopback address are reached by whoever has the token."""
     python: LocalPath = Path(".venv-engine/bin/python")
     """The Python of the environment that has vLLM and this project (`make engine`)."""
     restarts: CountOrZero = 3

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from scaled.config import RunConfig
 from scaled.config_file import load_config
+from scaled.engine.token import TOKEN
 from scaled.errors import UserError
 from scaled.interrupt import Interrupted
 from scaled.model import resolve_device, resolve_model
-from scaled.policy_sync.client import EngineClient
-from scaled.policy_sync.server import EngineProcess, EngineSettings, end, guarded, visible
+from scaled.policy_sync.server import EngineProcess, EngineSettings, end, engine_token, guarded, visible
 from scaled.run import LOGS, find_checkpoint, require_new_folder
 
 SAVES = 40.0  # seconds that a trainer has to save and end; torchrun gives its ranks 30 of them
@@ -40,14 +40,29 @@ def launch(config: Path, overrides: Sequence[str], console: Console, *, resume: 
         running = [stack.enter_context(_running(one)) for one in engines]
         with _signals(_stop_starting), console.status("starting engines") as status:
             for number, process in enumerate(running):
-                with EngineClient(process.url) as client:
+                with process.client() as client:
                     text = f"starting engine {number + 1} of {len(running)}"
                     process.await_health(client, lambda seconds, text=text: status.update(f"{text}, {seconds:.0f} s"))
         command = trainer_command(settings, config, overrides, [process.url for process in running], resume=resume)
-        trainer = guarded(command, os.environ | trainer_environment(settings), ends=SAVES)
+        environment = os.environ | trainer_environment(settings) | {TOKEN: engines[0].token}
+        trainer = guarded(command, environment, ends=SAVES)
         stack.callback(end, trainer)
         with _signals(lambda number, frame: trainer.send_signal(number)):
             return _watch(trainer, running, settings, console)
+
+
+def serve(settings: EngineSettings, console: Console) -> int:
+    """Run one engine until it ends, or is asked to; its exit code.
+
+    Raises ``UserError`` without a token in the environment, and for an engine that cannot be started.
+    """
+    if not os.environ.get(TOKEN):
+        raise UserError(f"set {TOKEN} in the environment to a secret, for this engine and for the trainer alike")
+    with _signals(_stop_starting), _running(settings) as process, process.client() as client:
+        with console.status("starting") as status:
+            process.await_health(client, lambda seconds: status.update(f"starting, {seconds:.0f} s"))
+        console.print(f"engine.urls=[http://{settings.host}:{process.port}]", markup=False)
+        return process.wait()
 
 
 def engine_settings(config: RunConfig) -> list[EngineSettings]:
@@ -62,7 +77,7 @@ def engine_settings(config: RunConfig) -> list[EngineSettings]:
             f"{own} ranks and {launch.engines} engines on {each} GPUs each take {wanted} GPUs, and here are "
             f"{there}; set launch.ranks, launch.engines and engine.tensor_parallel"
         )
-    model = Path(resolve_model(config.model.path))
+    model, token = Path(resolve_model(config.model.path)), engine_token()
     return [
         EngineSettings(
             python=launch.python,
@@ -72,7 +87,9 @@ def engine_settings(config: RunConfig) -> list[EngineSettings]:
             tensor_parallel=each,
             max_model_len=engine.max_model_len,
             gpus=range(own + number * each, own + (number + 1) * each) if there else (),
+            host=launch.host,
             patience=launch.patience,
+            token=token,
         )
         for number in range(launch.engines)
     ]
@@ -111,7 +128,7 @@ def _watch(
         except subprocess.TimeoutExpired:
             pass
         for number, process in enumerate(engines):
-            if process.alive:
+            if not process.died():
                 continue
             words = process.last_words()
             if restarts[number] == settings.launch.restarts:

@@ -21,6 +21,7 @@ from transformers import (
 from scaled.config import ModelConfig
 from scaled.errors import UserError
 from scaled.smollm2 import SMOLLM2, fetch_smollm2, loading, new_folder, quiet, smollm2_folder
+from scaled.tiny_model import TINY, make_tiny
 
 FLOATS = ("F64", "F32", "BF16", "F16")
 SOME_TEXT = "What is 7 + 5?"
@@ -28,12 +29,13 @@ SAME_LOGITS = 1e-5  # of the largest logit: both ways make the same products, so
 
 
 def fetch_model(name: str, folder: Path) -> Path:
-    """Save a model as fp32 in a folder of its own: ``smollm2``, a name on the hub, or another folder."""
+    """Save a model as fp32 in a folder of its own: ``smollm2``, ``tiny`` (made anew), a name on the hub, or another
+    folder."""
     require_name(name)
     if name == SMOLLM2:
         return fetch_smollm2(folder)
     with new_folder(folder) as build:
-        model, tokenizer = load_model(ModelConfig(path=name, device="cpu"))
+        model, tokenizer = make_tiny() if name == TINY else load_model(ModelConfig(path=name, device="cpu"))
         try:
             with quiet():
                 model.save_pretrained(build)

@@ -24,6 +24,7 @@ from scaled.policy_sync.client import EngineClient
 from scaled.policy_sync.fingerprint import fingerprints
 from scaled.policy_sync.outbox import Outbox
 from scaled.policy_sync.server import EngineSettings, engine
+from scaled.policy_sync.wire import Wiring
 from scaled.ranks import ALONE
 
 SEED, TOKENS = 7, 32
@@ -53,11 +54,11 @@ class Trainer:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, folder: Path, rank: int, dtype: str, ratio: float) -> Trainer:
-        model, _ = load_model(ModelConfig(path=str(folder), device="cpu"))
+    def of(cls, folder: Path, rank: int, dtype: str, ratio: float, device: str = "cpu") -> Trainer:
+        model, _ = load_model(ModelConfig(path=str(folder), device=device))
         sketches = attach_sketches(model, rank, seed=SEED)
         generator = torch.Generator().manual_seed(SEED)
-        sequences = torch.randint(model.config.vocab_size, (2, TOKENS), generator=generator)
+        sequences = torch.randint(model.config.vocab_size, (2, TOKENS), generator=generator).to(model.device)
         trainer = cls(model, LoGRA(sketches, ratio, int8_factors=True), sequences, getattr(torch, dtype))
         trainer._nudge()
         return trainer
@@ -79,7 +80,12 @@ class Trainer:
     @torch.no_grad()
     def log_probs(self) -> Tensor:
         logits = self.model(self.sequences[:1]).logits[:, :-1]
-        return token_log_probs(logits, self.sequences[:1, 1:], 1.0)[0]
+        return token_log_probs(logits, self.sequences[:1, 1:], 1.0)[0].cpu()
+
+    def log_prob_difference(self, client: EngineClient) -> float:
+        """The largest one, of the tokens of the first sequence, engine against trainer."""
+        found = torch.tensor(client.log_probs(self.sequences[0].tolist()))
+        return float((found - self.log_probs()).abs().max())
 
     def _nudge(self) -> None:
         if self.dtype == torch.bfloat16:
@@ -94,13 +100,18 @@ def sync_check(
     engines: int = 1,
     rank: int,
     updates: int,
+    transport: str = "folder",
     ratio: float = 6e-5,
 ) -> bool:
     """Start engines, send them updates both ways, print what each cost, and say whether they were equal after each.
 
-    Raises ``UserError`` if an engine cannot be started or refuses an update.
+    Sent by ``broadcast``, the trainer takes a GPU that engines have left, and then NCCL. Raises ``UserError`` if an
+    engine cannot be started or refuses an update.
     """
-    trainer = Trainer.of(settings.model, rank, settings.dtype, ratio)
+    free = engines * settings.tensor_parallel
+    on_gpu = transport == "broadcast" and torch.cuda.device_count() > free
+    trainer = Trainer.of(settings.model, rank, settings.dtype, ratio, f"cuda:{free}" if on_gpu else "cpu")
+    wiring = Wiring("127.0.0.1", settings.tensor_parallel, trainer.model.device) if transport == "broadcast" else None
     with (
         tempfile.TemporaryDirectory(prefix="logra-sync-") as folder,
         console.status("starting engines") as status,
@@ -110,9 +121,11 @@ def sync_check(
         for number in range(engines):
             text = f"starting engine {number + 1} of {engines}"
             waiting = lambda seconds, text=text: status.update(f"{text}, {seconds:.0f} s")  # noqa: E731
-            clients.append(stack.enter_context(engine(_of_number(settings, number), waiting)))
+            clients.append(stack.enter_context(engine(_of_number(settings, number), waiting, wiring)))
         outbox = Outbox(Path(folder), 0, settings.model, ALONE)
         rows = list(_rows(trainer, clients, outbox, updates, status.update))
+    if wiring is not None:
+        console.print(f"sent by broadcast, from {trainer.model.device} by {'NCCL' if on_gpu else 'gloo'}")
     table = Table("way", "updates", "bytes a sync", "seconds", "weights that differ", "log-probabilities differ by")
     for row in rows:
         values = (row.updates, f"{row.sync_bytes:,}", f"{row.seconds:.2f}", row.wrong_weights)
@@ -166,6 +179,6 @@ def _brought_up(clients: list[EngineClient], outbox: Outbox) -> float:
 
 def _apart(trainer: Trainer, clients: list[EngineClient]) -> tuple[int, float]:
     """Weights that have other bits, and the largest difference of log-probabilities, of the worst engine."""
-    wanted, tokens, trainers = trainer.fingerprints(), trainer.sequences[0].tolist(), trainer.log_probs()
+    wanted = trainer.fingerprints()
     wrong = max(len(client.differing(wanted)) for client in clients)
-    return wrong, max(float((torch.tensor(client.log_probs(tokens)) - trainers).abs().max()) for client in clients)
+    return wrong, max(trainer.log_prob_difference(client) for client in clients)

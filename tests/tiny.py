@@ -1,16 +1,14 @@
-"""Models small enough to be made anew: random weights, and a tokenizer whose tokens are bytes."""
+"""Models small enough to be made anew, with random weights; ``byte_tokenizer`` is theirs too."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -18,16 +16,13 @@ from transformers import (
 )
 
 from scaled.records import Problem
+from scaled.tiny_model import byte_tokenizer as byte_tokenizer
 
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 BOS, EOS = 256, 257
 
 
@@ -51,19 +46,6 @@ def make_tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **c
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return model(config(**settings | changes)).eval()
-
-
-def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        chat_template=chat_template,
-    )
 
 
 def asked(*questions: str, answer_begun: str = "") -> list[Problem]:

@@ -14,8 +14,10 @@ from logra_ref import Projection
 from logra_ref.direction import Factor
 from logra_ref.sync import SplitWeight, nudge_ties_, round_rows
 from logra_ref.update import merge_rows_
-from validation.receivers import nearest, stochastic, wrapping_split
-from validation.sync_trainer import UPDATE_RATIO, share
+from scaled.engine.weights import at_random
+from scaled.policy_sync.compare import went
+from validation.receivers import wrapping_split
+from validation.sync_trainer import UPDATE_RATIO
 
 TIES = (0x3F808000, 0x3F7F8000)  # above an even and an odd bf16 number
 
@@ -136,9 +138,13 @@ def share_of_one_update(generator: torch.Generator) -> dict[str, float]:
     one.weight = one.weight.to(torch.bfloat16).float()
     way = (one.merged().double() - one.weight.double()).numpy()
     square = float(np.square(way).sum())
+    start, merged = {"W": one.weight}, {"W": one.merged()}
     took = {
-        name: share({"W": one.weight}, {"W": rounded(one.merged())}, {"W": one.weight}, {"W": one.merged()})
-        for name, rounded in (("nearest", nearest), ("stochastic", stochastic(generator)))
+        name: went(start, {"W": rounded}, start, merged).share
+        for name, rounded in (
+            ("nearest", merged["W"].to(torch.bfloat16)),
+            ("stochastic", at_random(merged["W"], generator)),
+        )
     }
     mean, mean_square = np.zeros_like(way), np.zeros_like(way)
     for exponent in range(-24, 4):

@@ -1,30 +1,62 @@
 """Receivers of the policy sync: engines that hold bf16 weights, and one in numpy alone, written from the format.
 
-The engines show what becomes of an update of relative size 6e-5 in bf16; the numpy receiver is an oracle: hash, bit
-order, integer sums and rounding of fp32 numbers are written again from their description.
+The engines hold them as the real one does (``scaled.engine.weights``), and show what becomes of an update of relative
+size 6e-5 in bf16. The numpy receiver is an oracle: hash, bit order, integer sums and rounding of fp32 numbers are
+written again from their description.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from logra_ref.projection import Projection, projection_seed
-from logra_ref.sync import FactorMessage, SplitWeight, apply_message_, nudge_ties_
+from logra_ref.sync import FactorMessage, SplitWeight, apply_message_, nudge_ties_, redrawn
+from logra_ref.update import lifted_rows
+from scaled.engine.weights import SEED, EngineWeights, Rounding
 
 Weights = Mapping[str, Tensor]
 TIE = 0x8000
 
 
-class SplitEngine:
+class Bf16Engine:
+    """bf16 weights as a vLLM engine holds and updates them, by one of its roundings."""
+
+    def __init__(self, weights: Weights, rounding: Rounding, seed: int = SEED) -> None:
+        self.held = EngineWeights(rounding, seed)
+        self.places = {name: torch.empty_like(weight, dtype=torch.bfloat16) for name, weight in weights.items()}
+        for name, place in self.places.items():
+            self.held.set(place, weights[name])
+
+    def receive(self, message: FactorMessage) -> None:
+        for name, projection in redrawn(message, {name: place.shape for name, place in self.places.items()}).items():
+            part = lifted_rows(message.levels[name], message.coefficients[name], projection)
+            self.held.subtract(self.places[name], part)
+
+    def bf16(self) -> dict[str, Tensor]:
+        return self.places
+
+
+class SplitEngine(Bf16Engine):
     """bf16 weights and the low halves: 4 bytes a number, and exactly the trainer's weights."""
 
     def __init__(self, weights: Weights) -> None:
-        self.split = {name: SplitWeight.of(weight) for name, weight in weights.items()}
+        super().__init__(weights, "exact")
+
+    def joined(self) -> dict[str, Tensor]:
+        """The fp32 weights."""
+        return {name: self.held.split(place).join() for name, place in self.places.items()}
+
+
+class WrappingEngine:
+    """A split engine that leaves ties as they are: the control. The low half wraps around at +0x8000."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.split = {name: wrapping_split(weight) for name, weight in weights.items()}
 
     def joined(self) -> dict[str, Tensor]:
         """The fp32 weights."""
@@ -33,40 +65,10 @@ class SplitEngine:
     def receive(self, message: FactorMessage) -> None:
         weights = self.joined()
         apply_message_(weights, message)
-        for weight in weights.values():
-            nudge_ties_(weight)
-        self.split = {name: SplitWeight.of(weight) for name, weight in weights.items()}
+        self.split = {name: wrapping_split(weight) for name, weight in weights.items()}
 
     def bf16(self) -> dict[str, Tensor]:
         return {name: split.high for name, split in self.split.items()}
-
-
-class Bf16Engine:
-    """bf16 weights alone: each message is added in fp32, which is kind, and the sum rounded back to bf16."""
-
-    def __init__(self, weights: Weights, rounded: Callable[[Tensor], Tensor]) -> None:
-        self.rounded = rounded
-        self.weights = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
-
-    def receive(self, message: FactorMessage) -> None:
-        weights = {name: weight.float() for name, weight in self.weights.items()}
-        apply_message_(weights, message)
-        self.weights = {name: self.rounded(weight) for name, weight in weights.items()}
-
-    def bf16(self) -> dict[str, Tensor]:
-        return self.weights
-
-
-class WrappingEngine(SplitEngine):
-    """A split engine that leaves ties as they are: the control. The low half wraps around at +0x8000."""
-
-    def __init__(self, weights: Weights) -> None:
-        self.split = {name: wrapping_split(weight) for name, weight in weights.items()}
-
-    def receive(self, message: FactorMessage) -> None:
-        weights = self.joined()
-        apply_message_(weights, message)
-        self.split = {name: wrapping_split(weight) for name, weight in weights.items()}
 
 
 class FusingEngine:
@@ -84,22 +86,6 @@ class FusingEngine:
             )
             weight.copy_(weight.double() - step)
             nudge_ties_(weight)
-
-
-def nearest(weight: Tensor) -> Tensor:
-    """Round to the nearest bf16 number, as hardware does."""
-    return weight.to(torch.bfloat16)
-
-
-def stochastic(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """Round up or down at random, so that the mean is right: 16 random bits are added and the low half is cut off."""
-
-    def rounded(weight: Tensor) -> Tensor:
-        noise = torch.randint(0, 1 << 16, weight.shape, generator=generator, dtype=torch.int32)
-        cut = (weight.view(torch.int32) + noise) & ~0xFFFF
-        return cut.view(torch.float32).to(torch.bfloat16)
-
-    return rounded
 
 
 def wrapping_split(weight: Tensor) -> SplitWeight:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,16 +12,9 @@ from torch import Tensor
 from logra_ref import LoGRA, attach_sketches
 from logra_ref.sync import FactorMessage, nudge_ties_, round_rows
 from logra_ref.toy import ModularSum, ToyPolicy
+from scaled.policy_sync.compare import bits16, equal_fraction, norm, went
 from validation.claim import Setting
-from validation.receivers import (
-    Bf16Engine,
-    FusingEngine,
-    NumpyReceiver,
-    SplitEngine,
-    WrappingEngine,
-    nearest,
-    stochastic,
-)
+from validation.receivers import Bf16Engine, FusingEngine, NumpyReceiver, SplitEngine, WrappingEngine
 
 UPDATE_RATIO = 6e-5  # the paper's ρ
 RANK = 16
@@ -69,14 +61,14 @@ def follow(setting: Setting, updates: int, alpha: float = 1.0) -> dict[str, Any]
     """Train, send every update to each engine, and compare their weights with the trainer's along the way.
 
     The trainer's bf16 weights are those of the numpy receiver: rounded on integers, from fp32 weights that it merged
-    itself. Shares are of the way that the fp32 weights went: ⟨Δ engine, Δ trainer⟩ / ⟨Δ trainer, Δ trainer⟩.
+    itself. Shares are of the way that the fp32 weights went, as in ``went``.
     """
     trainer = Trainer(setting.derived_seed("C26 trainer"))
     start = trainer.weights()
     exact, wrapping, fusing = SplitEngine(start), WrappingEngine(start), FusingEngine(start)
     engines = {
-        "nearest": Bf16Engine(start, nearest),
-        "stochastic": Bf16Engine(start, stochastic(setting.generator("C26 stochastic"))),
+        "nearest": Bf16Engine(start, "naive"),
+        "stochastic": Bf16Engine(start, "stochastic", setting.derived_seed("C26 stochastic")),
         "split": exact,
         "without nudge_ties_": wrapping,
     }
@@ -99,13 +91,13 @@ def follow(setting: Setting, updates: int, alpha: float = 1.0) -> dict[str, Any]
                 held = engine.bf16()
                 row[name] = {
                     "equal": equal_fraction(now, {key: bits16(weight) for key, weight in held.items()}),
-                    "share": share(bf16_start, held, start, weights),
+                    "share": went(bf16_start, held, start, weights).share,
                 }
             rows.append(row)
     return {
         "rows": rows,
         "changed": sum(changed) / updates,
-        "moved": _norm(start, weights) / _norm(start),
+        "moved": norm(start, weights) / norm(start),
         "split otherwise": different(weights, exact.joined()),
         "wrapping otherwise": different(weights, wrapping.joined()),
         "oracle otherwise": different(weights, oracle.weights()),
@@ -127,42 +119,9 @@ def step_over_nominal(setting: Setting, alpha: float) -> float:
     trainer = Trainer(setting.derived_seed("C26 size"))
     before = trainer.weights()
     trainer.update(alpha)
-    return _norm(before, trainer.weights()) / (alpha * UPDATE_RATIO * _norm(before))
-
-
-def bits16(weight: Tensor) -> np.ndarray:
-    """A bf16 tensor as its bits."""
-    return weight.contiguous().view(torch.int16).numpy().view(np.uint16)
-
-
-def equal_fraction(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
-    """The share of entries with the same bits."""
-    return sum(int((one[name] == other[name]).sum()) for name in one) / sum(bits.size for bits in one.values())
+    return norm(before, trainer.weights()) / (alpha * UPDATE_RATIO * norm(before))
 
 
 def different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> int:
     """How many fp32 entries do not have the same bits."""
     return sum(int((one[name].view(torch.int32) != other[name].view(torch.int32)).sum()) for name in one)
-
-
-def share(
-    engine_before: Mapping[str, Tensor],
-    engine_after: Mapping[str, Tensor],
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-) -> float:
-    """How much of the trainer's way an engine went along, in fp64."""
-    dot = square = 0.0
-    for name in before:
-        way = after[name].double() - before[name].double()
-        dot += float((way * (engine_after[name].double() - engine_before[name].double())).sum())
-        square += float(way.square().sum())
-    return dot / square
-
-
-def _norm(before: Mapping[str, Tensor], after: Mapping[str, Tensor] | None = None) -> float:
-    square = sum(
-        float((weight.double() - (after[name].double() if after else 0)).square().sum())
-        for name, weight in before.items()
-    )
-    return square**0.5

@@ -1,7 +1,7 @@
 """The weight transfer backend ``logra``: an engine that follows its trainer bit for bit.
 
 An fp32 engine holds the trainer's weights. A bf16 engine holds bf16 of them, and the 16 bits below beside them
-(``logra_ref.sync.SplitWeight``).
+(``scaled.engine.weights``, where are also the ways to do without, to compare with).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +24,45 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.platforms import current_platform
 
 from logra_ref.projection import Projection
-from logra_ref.sync import FactorMessage, SplitWeight, nudge_ties_, redrawn
+from logra_ref.sync import FactorMessage, redrawn
 from logra_ref.update import lifted_rows
+from scaled.engine.inbox import Inbox, SharedFolder, Wired, shapes_of
 from scaled.engine.stream import stream
+from scaled.engine.weights import EngineWeights, Rounding
 from scaled.errors import UserError
+from scaled.policy_sync.export import write_part
 from scaled.policy_sync.fingerprint import fingerprint, positions
 from scaled.policy_sync.message_file import read_message
-
-WIDENED = ("F32", "BF16", "F16")
+from scaled.policy_sync.wire import Meeting
 
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """``run`` is whose updates are followed, ``folder`` where they are written, and the only place read from."""
+    """``run`` is whose updates are followed, ``folder`` where they are written, and the only place read from;
+    ``rounding`` is how a bf16 engine holds weights (``EngineWeights``).
+
+    With a ``meeting`` (``policy_sync.wire``) there is no such folder, and the trainer sends its files.
+    """
 
     run: str
-    folder: str
+    rounding: Rounding = "exact"
+    folder: str = ""
+    meeting: dict[str, Any] | None = None
+    patience: float = 600.0
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """``factors``: the message of an update in the folder. ``full``: a Hugging Face folder of all weights."""
+    """``factors``: the message of an update in the folder. ``full``: a Hugging Face folder of all weights.
+
+    ``files`` are the names and bytes of what the trainer sends, if there is no folder.
+    """
 
     kind: str
     update: int
     digest: str = ""
     model: str = ""
+    files: dict[str, int] = field(default_factory=dict)
 
 
 class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -60,15 +73,24 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.run, self.folder, self.version = "", Path(), -1
+        self.run, self.version = "", -1
+        self.inbox: Inbox | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.low: dict[int, Tensor] = {}  # by the address of a weight's storage
+        self.weights = EngineWeights()
         self.digest, self.refusal = "", ""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        self.run, self.folder = init_info.run, Path(init_info.folder)
-        if not self.folder.is_dir():
-            raise UserError(f"{self.folder}, where updates are to be written, is no folder")
+        """Raises ``UserError`` for a rounding that is none, and for a folder or a trainer that is not there."""
+        if init_info.rounding != self.weights.rounding:
+            self.weights, self.version = EngineWeights(init_info.rounding), -1  # all weights have to be set anew
+        if self.inbox is not None:
+            self.inbox.close()
+        self.run = init_info.run
+        if init_info.meeting is None:
+            self.inbox = SharedFolder(Path(init_info.folder))
+        else:
+            worker, patience = self.parallel_config.rank, init_info.patience
+            self.inbox = Wired(Meeting(**init_info.meeting), worker, self.device, patience)
 
     def start_weight_update(self) -> None:
         pass
@@ -93,14 +115,20 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
                 method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
-        self.low.clear()
+        if self.inbox is not None:
+            self.inbox.close()
+        self.weights.clear()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Raises ``UserError`` before any weight is changed."""
         if update_info.kind == "full":
-            self._load(Path(update_info.model))
+            self._load(self.inbox.weights(update_info.files, update_info.model))
             self.version, self.digest = update_info.update, ""
             return
+        with self.inbox.factors(update_info.files) as folder:
+            self._apply(update_info, folder)
+
+    def _apply(self, update_info: UpdateInfo, folder: Path) -> None:
         if update_info.update == self.version and update_info.digest == self.digest:
             return  # sent again
         if update_info.update != self.version + 1:
@@ -108,12 +136,12 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
                 f"update {update_info.update} does not follow {self.version}, the last one applied here; send those "
                 "between, or full weights"
             )
-        message = read_message(self.folder, update_info.update, run=self.run, digest=update_info.digest)
+        message = read_message(folder, update_info.update, run=self.run, digest=update_info.digest)
         try:
             projections = redrawn(message, {name: shape for name, shape in self.shapes.items() if len(shape) == 2})
         except ValueError as error:
             raise UserError(f"update {message.update} is none of this model's: {error}") from error
-        stream(self.model, self._lifted(message, projections), self._subtract)
+        stream(self.model, self._lifted(message, projections), self.weights.subtract)
         self.version, self.digest = update_info.update, update_info.digest
 
     def shares(self) -> dict[str, tuple[int, int, int]]:
@@ -123,33 +151,37 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         """
         found = {}
         for name, shape in self.shapes.items():
-            total, entries = torch.zeros((), dtype=torch.int64), 0
-
-            def add(place: Tensor, part: Tensor) -> None:
-                nonlocal total, entries
-                total = total + fingerprint(place, part.to(place.device)).cpu()
-                entries += place.numel()
-
-            where = positions(range(shape[0]), math.prod(shape[1:])).reshape(shape)
-            stream(self.model, [(name, where)], add)
-            found[name] = (int(total), entries, where.numel())
+            held = self._held(name)
+            total = sum(int(fingerprint(place, where)) for place, where in held)
+            found[name] = (total, sum(place.numel() for place, _ in held), math.prod(shape))
         return found
 
-    def _load(self, folder: Path) -> None:
+    def parts(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of each weight that this worker has a part of, the positions of its entries in the whole and the entries."""
+        found = {}
+        for name in self.shapes:
+            if held := self._held(name):
+                where = torch.cat([where.flatten() for _, where in held])
+                found[name] = where, torch.cat([place.detach().flatten() for place, _ in held])
+        return found
+
+    def _held(self, name: str) -> list[tuple[Tensor, Tensor]]:
+        """The places of a weight on this worker, each with the positions of its entries in the whole weight."""
+        found = []
+        shape = self.shapes[name]
+        whole = positions(range(shape[0]), math.prod(shape[1:])).reshape(shape)
+        stream(self.model, [(name, whole)], lambda place, where: found.append((place, where.to(place.device))))
+        return found
+
+    def _load(self, files: Iterator[Path]) -> None:
         """All weights, from safetensors of fp32 or of what is widened to it, as the trainer does, without a loss."""
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise UserError(f"{folder} has no safetensors to load weights from")
         shapes = {}
         for path in files:
-            with safe_open(path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118 — no mapping
-                    part = file.get_slice(name)
-                    if part.get_dtype() not in WIDENED:
-                        raise UserError(f"{name} in {path} is {part.get_dtype()}, not one of {', '.join(WIDENED)}")
-                    shapes[name] = tuple(part.get_shape())
-        self.version = -1  # whatever ends the loading: nothing but all weights can follow
-        stream(self.model, _tensors(files), self._set)
+            shapes |= shapes_of(path)
+            if self.version >= 0:
+                self.weights.clear()
+                self.version = -1  # whatever ends the loading: nothing but all weights can follow
+            stream(self.model, _tensors(path), self.weights.set)
         self.shapes = shapes
 
     def _lifted(self, message: FactorMessage, projections: dict[str, Projection]) -> Iterator[tuple[str, Tensor]]:
@@ -157,36 +189,6 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         for name, projection in projections.items():
             levels, coefficient = message.levels[name].to(self.device), message.coefficients[name].to(self.device)
             yield name, lifted_rows(levels, coefficient, projection)
-
-    def _subtract(self, place: Tensor, part: Tensor) -> None:
-        part = part.to(place.device)
-        if place.dtype == torch.float32:
-            place.sub_(part)
-            return
-        split = SplitWeight(place, self._low(place))
-        self._write(split, split.join().sub_(part))
-
-    def _set(self, place: Tensor, part: Tensor) -> None:
-        part = part.to(place.device)
-        if place.dtype == torch.float32:
-            place.copy_(part)
-        else:
-            self._write(SplitWeight(place, self._low(place)), part.clone())
-
-    def _write(self, split: SplitWeight, weight: Tensor) -> None:
-        nudge_ties_(weight)
-        new = SplitWeight.of(weight)
-        split.high.copy_(new.high)
-        split.low.copy_(new.low)
-
-    def _low(self, place: Tensor) -> Tensor:
-        """The low halves of a place: a view of the same form of a tensor that lies beside the weight's storage."""
-        storage = place.untyped_storage()
-        held = self.low.get(storage.data_ptr())
-        if held is None:
-            held = torch.zeros(storage.nbytes() // place.element_size(), dtype=torch.int16, device=place.device)
-            self.low[storage.data_ptr()] = held
-        return held.as_strided(place.size(), place.stride(), place.storage_offset())
 
 
 class WorkerExtension:
@@ -197,13 +199,16 @@ class WorkerExtension:
         engine = self.weight_transfer_engine
         return json.dumps({"version": engine.version, "shares": engine.shares()})
 
+    def logra_export(self, folder: str) -> str:
+        """Write this worker's part of every weight to a file in that folder; its path."""
+        return str(write_part(Path(folder) / f"worker-{self.rank}.safetensors", self.weight_transfer_engine.parts()))
+
     def logra_refusal(self) -> str:
         """Why the last update was refused; nothing if it was not."""
         return self.weight_transfer_engine.refusal
 
 
-def _tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    for path in files:
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 — no mapping
-                yield name, file.get_tensor(name).to(torch.float32)
+def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    with safe_open(path, "pt") as file:
+        for name in file.keys():  # noqa: SIM118 — no mapping
+            yield name, file.get_tensor(name).to(torch.float32)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx2
 
+from scaled.engine.token import TOKEN
+from scaled.engine.weights import Rounding
 from scaled.errors import UserError
+from scaled.policy_sync.message_file import parts_of
+from scaled.policy_sync.wire import Wire, WireBroken, Wiring, await_workers, listen
 
 PATIENCE = 600.0  # seconds for one answer
+LOOK, ILL = 2.0, 3  # seconds between looks at an engine's health, and how many bad ones are its death
 # A connection each time: vLLM closes those on which something failed.
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
 
@@ -28,10 +37,21 @@ class EngineClient:
     ``version`` is a label of the sender's choice, given with an update, and by the engine with every response.
     """
 
-    def __init__(self, url: str, patience: float = PATIENCE) -> None:
-        self.url = url
-        self.timeout = httpx2.Timeout(patience, connect=5.0)
-        self._http = httpx2.Client(base_url=url, timeout=self.timeout, limits=LIMITS, trust_env=False)
+    def __init__(
+        self, url: str, patience: float = PATIENCE, *, wiring: Wiring | None = None, token: str | None = None
+    ) -> None:
+        """``wiring``: how to send it files, if it shares no folder. ``token``: if it is not ``LOGRA_ENGINE_TOKEN``."""
+        self.url, self.patience, self.wiring = url, patience, wiring
+        self._wire: Wire | None = None
+        token = token or os.environ.get(TOKEN)
+        self.settings = {
+            "base_url": url,
+            "timeout": httpx2.Timeout(patience, connect=5.0),
+            "limits": LIMITS,
+            "trust_env": False,
+            "headers": {"Authorization": f"Bearer {token}"} if token else {},
+        }
+        self._http = httpx2.Client(**self.settings)
 
     def __enter__(self) -> EngineClient:
         return self
@@ -40,6 +60,7 @@ class EngineClient:
         self.close()
 
     def close(self) -> None:
+        self._unwire()
         self._http.close()
 
     def healthy(self) -> bool:
@@ -58,17 +79,39 @@ class EngineClient:
             waiting(waited)
             time.sleep(0.5)
 
-    def follow(self, run: str, folder: Path) -> None:
-        """Take updates of a run from a folder from now on."""
-        self._post("/init_weight_transfer_engine", {"init_info": {"run": run, "folder": str(folder.absolute())}})
+    def follow(self, run: str, folder: Path, rounding: Rounding = "exact") -> None:
+        """Take updates of a run from a folder from now on, or what the trainer sends of it by a wire.
+
+        ``rounding`` is how a bf16 engine holds its weights (``EngineWeights``).
+        """
+        self.folder, info = folder, {"run": run, "rounding": rounding}
+        if self.wiring is None:
+            self._post("/init_weight_transfer_engine", {"init_info": info | {"folder": str(folder.absolute())}})
+            return
+        self._unwire()
+        meeting, store = listen(self.wiring)
+        info |= {"meeting": asdict(meeting), "patience": self.patience}
+        with self._meanwhile("/init_weight_transfer_engine", {"init_info": info}) as check:
+            await_workers(store, meeting, check)
+            self._wire = Wire(meeting, 0, store, self.wiring.device, self.patience)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it can be sent an update; if not, it has to be told to ``follow`` (again)."""
+        return self.wiring is None or self._wire is not None
 
     def send_full(self, update: int, model: Path, version: str) -> None:
         """Give the engine all weights of a Hugging Face folder, as those after ``update``."""
-        self._sync({"kind": "full", "update": update, "model": str(model.absolute())}, version)
+        info = {"kind": "full", "update": update}
+        if self.wiring is None:
+            self._sync(info | {"model": str(model.absolute())}, [], version)
+        else:
+            self._sync(info, sorted(model.glob("*.safetensors")), version)
 
     def send_factors(self, update: int, digest: str, version: str) -> None:
         """Have the engine apply the message of ``update``, which lies in the folder."""
-        self._sync({"kind": "factors", "update": update, "digest": digest}, version)
+        files = [] if self.wiring is None else parts_of(self.folder, update)
+        self._sync({"kind": "factors", "update": update, "digest": digest}, files, version)
 
     def version(self) -> str:
         """That of the weights it has; `default` if none were sent to it."""
@@ -88,6 +131,11 @@ class EngineClient:
                 wrong.append(name)
         return wrong
 
+    def export(self, folder: Path) -> list[Path]:
+        """Have each of the engine's workers write what it holds to a folder that both have; the files."""
+        body = {"method": "logra_export", "args": [str(folder.absolute())]}
+        return [Path(path) for path in self._post("/collective_rpc", body)["results"]]
+
     def log_probs(self, token_ids: Sequence[int]) -> list[float]:
         """The log-probability of each token but the first, given those before it."""
         body = {"model": "policy", "prompt": list(token_ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
@@ -95,11 +143,17 @@ class EngineClient:
         steps = choice["prompt_logprobs"][1:]
         return [step[str(token)]["logprob"] for step, token in zip(steps, token_ids[1:], strict=True)]
 
-    def _sync(self, info: dict[str, Any], version: str) -> None:
+    def _sync(self, info: dict[str, Any], files: Sequence[Path], version: str) -> None:
+        try:
+            sizes = {file.name: file.stat().st_size for file in files}
+        except OSError as error:
+            raise UserError(f"{error.filename} cannot be sent to engine {self.url}: {error.strerror}") from error
         with self._paused():
             self._post("/start_weight_update", {})
             try:
-                self._post("/update_weights", {"update_info": info})
+                with self._meanwhile("/update_weights", {"update_info": info | {"files": sizes}}) as check:
+                    for file in files:
+                        self._wire.send(file, sizes[file.name], check)
             except EngineGone:
                 raise
             except UserError as error:
@@ -132,11 +186,35 @@ class EngineClient:
             raise
         self.resume()
 
+    @contextmanager
+    def _meanwhile(self, path: str, body: dict[str, Any]) -> Iterator[Callable[[], None]]:
+        """Post while the block does its part, which is to call what it is given: it raises once the post has failed."""
+        post = _in_background(lambda: self._post(path, body))
+        try:
+            yield lambda: post.result() if post.done() else None
+            post.result()
+        except BaseException as error:
+            self._unwire()  # or the engine would wait for the rest
+            if isinstance(error, WireBroken):
+                raise EngineGone(f"engine {self.url} was lost while files were sent: {error}") from error
+            raise
+
+    def _unwire(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
     def _get(self, path: str) -> Any:
         return self._answer("GET", path, None)
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._answer("POST", path, body)
+        """A server whose engine has died in a request never answers that one, so its health is looked at meanwhile."""
+        answer, ill = _in_background(lambda: self._answer("POST", path, body)), 0
+        while not wait([answer], LOOK).done:
+            ill = 0 if self.healthy() else ill + 1
+            if ill == ILL:
+                raise EngineGone(f"engine {self.url} has died at {path}; see its log")
+        return answer.result()
 
     def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         try:
@@ -151,6 +229,20 @@ class EngineClient:
             return response.json() if response.content else None
         except ValueError as error:
             raise UserError(f"engine {self.url} answers {path} with something else than JSON") from error
+
+
+def _in_background(work: Callable[[], Any]) -> Future[Any]:
+    """The result to come of a thread that nobody waits for at the end of the program."""
+    found: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return found
 
 
 def reason(response: httpx2.Response) -> str:

@@ -88,19 +88,25 @@ def joint_digest(digests: list[str]) -> str:
     return hashlib.sha256("|".join(digests).encode()).hexdigest()
 
 
-def read_message(folder: Path, update: int, *, run: str, digest: str) -> FactorMessage:
-    """The whole message of an update, rows of all parts one below the other.
-
-    Raises ``UserError`` for a part that is missing, truncated, altered, another user's or another run's, and where all
-    together are not what ``digest`` says.
-    """
+def parts_of(folder: Path, update: int) -> list[Path]:
+    """Where the parts of an update's message are, as the first of them says; ``UserError`` if that is missing."""
     first = sorted(folder.glob(f"update-{update:08d}.part-1-of-*.safetensors"))
     if len(first) != 1:
         raise UserError(
             f"{folder} has {len(first)} first parts of the factors of update {update}, not one; send it again"
         )
     parts = int(first[0].stem.rpartition("-")[2])
-    read = [_read_part(message_path(folder, update, part, parts), run) for part in range(parts)]
+    return [message_path(folder, update, part, parts) for part in range(parts)]
+
+
+def read_message(folder: Path, update: int, *, run: str, digest: str) -> FactorMessage:
+    """The whole message of an update, rows of all parts one below the other.
+
+    Raises ``UserError`` for a part that is missing, truncated, altered, another user's or another run's, and where all
+    together are not what ``digest`` says.
+    """
+    paths = parts_of(folder, update)
+    parts, read = len(paths), [_read_part(path, run) for path in paths]
     headers = [header for header, _ in read]
     said = {(header.update, header.base_seed, header.kind, header.rank, header.parts) for header in headers}
     if len(said) > 1 or (headers[0].update, headers[0].parts) != (update, parts):

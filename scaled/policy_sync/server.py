@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 
+from scaled.engine.token import TOKEN
 from scaled.errors import UserError
 from scaled.policy_sync import guard
-from scaled.policy_sync.client import EngineClient
+from scaled.policy_sync.client import ILL, EngineClient
+from scaled.policy_sync.wire import Wiring
 
 ENDS = 8.0  # seconds that an engine may take to end when asked to
 
 
+def engine_token() -> str:
+    """The token of the environment, or a new one."""
+    return os.environ.get(TOKEN) or secrets.token_urlsafe(32)
+
+
 @dataclass(frozen=True)
 class EngineSettings:
-    """How an engine is started. ``python`` is that of the environment which has vLLM and this project."""
+    """How an engine is started. ``python`` is that of the environment which has vLLM and this project.
+
+    ``token`` is what it asks for, that of ``LOGRA_ENGINE_TOKEN`` or a new one.
+    """
 
     python: Path
     model: Path
@@ -33,14 +44,17 @@ class EngineSettings:
     dtype: str = "float32"
     tensor_parallel: int = 1
     max_model_len: int | None = None
+    host: str = "127.0.0.1"
     port: int | None = None
     gpus: Sequence[int] = ()
     patience: float = 600.0
+    token: str = field(default_factory=engine_token, repr=False)
 
     def command(self, port: int) -> list[str]:
-        """The server on the loopback address, with our backend for weights and log-probabilities after temperature."""
+        """The server, with our backend for weights, our guard, and log-probabilities after temperature."""
         command = [str(self.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
-        command += ["--served-model-name", "policy", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--served-model-name", "policy", "--host", self.host, "--port", str(port)]
+        command += ["--middleware", "scaled.engine.token.RequireToken"]
         command += ["--dtype", self.dtype, "--tensor-parallel-size", str(self.tensor_parallel)]
         command += ["--weight-transfer-config", json.dumps({"backend": "logra"})]
         command += ["--worker-extension-cls", "scaled.engine.transfer.WorkerExtension"]
@@ -57,10 +71,11 @@ class EngineSettings:
         """The routes that change weights are vLLM's developer mode. On a CPU each worker has cores of its own, and
         nothing is compiled: that would want a C++ compiler, and paths without spaces."""
         found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        found[TOKEN] = self.token
         if torch.cuda.is_available():
             return found | ({"CUDA_VISIBLE_DEVICES": visible(self.gpus)} if self.gpus else {})
         cores = sorted(os.sched_getaffinity(0))
-        own = [cores[i :: self.tensor_parallel] for i in range(self.tensor_parallel)]
+        own = [cores[i :: self.tensor_parallel] or [cores[i % len(cores)]] for i in range(self.tensor_parallel)]
         bind = "|".join(",".join(map(str, some)) for some in own)
         return found | {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": bind}
 
@@ -76,18 +91,25 @@ class EngineProcess:
             )
         self.settings = settings
         self.port = settings.port or free_port()
+        host = own_address(settings.host)
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+            if probe.connect_ex((host, self.port)) == 0:
                 raise UserError(f"port {self.port} is taken by another program; set another, or none for a free one")
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{host}:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
+        self._health = self.client()
         self.start()
+
+    def client(self, wiring: Wiring | None = None) -> EngineClient:
+        """One for this engine."""
+        return EngineClient(self.url, wiring=wiring, token=self.settings.token)
 
     def start(self) -> None:
         """Start it, or start it again where it was."""
         if self.process is not None:
             end(self.process)
         settings = self.settings
+        self._answered, self._ill = False, 0
         with settings.log.open("ab") as log:
             self._old = log.tell()
             environment = os.environ | settings.environment()
@@ -96,6 +118,18 @@ class EngineProcess:
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    def died(self) -> bool:
+        """Whether it has ended, or answers no more though it did; to be asked every second or so.
+
+        A server whose core has died in a request waits for that request, and never ends.
+        """
+        if not self.alive:
+            return True
+        well = self._health.healthy()
+        self._answered = self._answered or well
+        self._ill = self._ill + 1 if self._answered and not well else 0
+        return self._ill >= ILL
 
     def await_health(self, client: EngineClient, waiting: Callable[[float], None] = lambda seconds: None) -> None:
         """Return once the engine answers; ``waiting`` is told the seconds until then. Raises ``UserError`` with the
@@ -109,6 +143,7 @@ class EngineProcess:
             waiting(seconds)
 
         client.await_health(self.settings.patience, look)
+        self._answered = True
 
     def last_words(self) -> str:
         """What its log ends with since it was started, or the last error there."""
@@ -118,20 +153,29 @@ class EngineProcess:
         errors = [line for line in lines if "Error" in line]
         return f"{(errors or lines or ['it is empty'])[-1].strip()[-500:]} (all of it: {self.settings.log})"
 
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        return self.process.wait()
+
     def stop(self) -> None:
         """Return when it and all that it has started are gone."""
         end(self.process)
+        self._health.close()
 
 
 @contextmanager
-def engine(settings: EngineSettings, waiting: Callable[[float], None] = lambda seconds: None) -> Iterator[EngineClient]:
+def engine(
+    settings: EngineSettings,
+    waiting: Callable[[float], None] = lambda seconds: None,
+    wiring: Wiring | None = None,
+) -> Iterator[EngineClient]:
     """An engine that answers, until the block is left; then it and all that it started are gone.
 
     Raises ``UserError`` as ``EngineProcess`` does.
     """
     process = EngineProcess(settings)
     try:
-        with EngineClient(process.url) as client:
+        with process.client(wiring) as client:
             process.await_health(client, waiting)
             yield client
     finally:
@@ -167,6 +211,11 @@ def visible(gpus: Sequence[int]) -> str:
     """CUDA_VISIBLE_DEVICES for some of those that are visible here."""
     own = os.environ.get("CUDA_VISIBLE_DEVICES")
     return ",".join(own.split(",")[gpu] if own else str(gpu) for gpu in gpus)
+
+
+def own_address(host: str) -> str:
+    """The address by which this machine reaches a server that it has bound to ``host``."""
+    return "127.0.0.1" if host == "0.0.0.0" else host
 
 
 def free_port() -> int:

@@ -18,6 +18,7 @@ from scaled.methods import Method
 from scaled.policy_sync.client import EngineClient, EngineGone
 from scaled.policy_sync.fingerprint import fingerprints
 from scaled.policy_sync.outbox import Outbox
+from scaled.policy_sync.wire import Wiring
 from scaled.ranks import Ranks
 from scaled.records import Problem, Response
 from scaled.rollout import SyncCost
@@ -48,8 +49,10 @@ class FromEngines:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.method, self.ranks, self.base, self.stop = method, ranks, base, stop
         self.count = len(config.engine_urls)
+        engine, device = config.engine, next(model.parameters()).device
+        wiring = Wiring(engine.meet_at, engine.tensor_parallel, device) if engine.transport == "broadcast" else None
         self.clients = {
-            number: EngineClient(url, config.engine.patience)
+            number: EngineClient(url, engine.patience, wiring=wiring)
             for number, url in enumerate(config.engine_urls)
             if number % ranks.world == ranks.rank
         }
@@ -167,7 +170,7 @@ class FromEngines:
                 parent = self.config.engine.folder / f"logra-{hashlib.sha256(run).hexdigest()[:12]}"
             if self.ranks.first:
                 discard(parent)  # what this run has left when it was killed
-            self.outbox = Outbox(parent, update, self.base or parent, self.ranks)
+            self.outbox = Outbox(parent, update, self.base or parent, self.ranks, self.config.engine.rounding)
             return 0 if self.base else self.outbox.add_full(update, self.method.weights())
         if not self.config.sends_factors:
             return self.outbox.add_full(update, self.method.weights())

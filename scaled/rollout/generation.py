@@ -12,7 +12,7 @@ import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scaled.errors import NumericalTrouble, UserError
-from scaled.policy_sync.client import LIMITS, EngineClient, EngineGone, reason
+from scaled.policy_sync.client import EngineClient, EngineGone, reason
 from scaled.records import Problem, Response
 from scaled.rollout.prompts import EndOfResponse, Prompt
 
@@ -93,9 +93,7 @@ class Generation:
                 keep(request.number, await self._response(http, request))
 
         try:
-            async with httpx2.AsyncClient(
-                base_url=client.url, timeout=client.timeout, limits=LIMITS, trust_env=False
-            ) as http:
+            async with httpx2.AsyncClient(**client.settings) as http:
                 await _all([one(request) for request in requests])
         except EngineGone as error:
             return error

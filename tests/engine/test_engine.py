@@ -183,11 +183,34 @@ def test_an_engine_that_cannot_start_says_why(model, tmp_path):
 
 def test_the_command_says_that_a_bf16_engine_of_two_workers_has_bf16_of_the_trainers_weights(model, tmp_path):
     command = [str(ROOT / ".venv/bin/logra"), "sync-check", str(model), "--updates", "10", "--rank", "8"]
-    command += ["--dtype", "bfloat16", "--tensor-parallel", "2", "--log", str(tmp_path / "log")]
+    command += ["--dtype", "bfloat16", "--tensor-parallel", "2", "--transport", "broadcast"]
+    command += ["--log", str(tmp_path / "log")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.split())
     assert "engine and trainer are equal, bit for bit; an update that was not sent is noticed" in words
+
+
+def test_the_command_says_what_a_bf16_engine_loses_and_blurs_unless_it_is_exact(model, tmp_path):
+    command = [str(ROOT / ".venv/bin/logra"), "bench", "rounding", str(model), "--updates", "20", "--rank", "8"]
+    done = subprocess.run([*command, "--log", str(tmp_path / "log")], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip(" %") for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "│" in line]
+    equal, way, off = ({row[0]: float(row[column]) for row in rows} for column in (1, 2, 3))
+    assert list(equal) == ["exact", "naive", "stochastic"]
+    assert equal["exact"] == 100 > 90 > max(equal["naive"], equal["stochastic"])
+    assert way["naive"] < 20 < 90 < min(way["exact"], way["stochastic"])
+    assert off["stochastic"] > off["exact"]
+    assert "exact: every entry is bf16 of the trainer's; naive: some are not" in " ".join(done.stdout.split())
+
+
+def test_without_its_token_an_engine_tells_its_health_and_nothing_else(server):
+    with EngineClient(server.url, token="another") as stranger:
+        assert stranger.healthy()
+        with pytest.raises(UserError, match="the token is missing or wrong; LOGRA_ENGINE_TOKEN must be that of"):
+            stranger.version()
+        with pytest.raises(UserError, match="the token is missing or wrong"):
+            stranger.log_probs([1, 2, 3])
 
 
 def test_an_engine_whose_server_is_killed_is_one_error(server):

@@ -113,6 +113,7 @@ def test_two_ranks_and_two_bf16_engines_stay_equal_bit_for_bit_though_an_engine_
 
 def test_a_trainer_that_is_killed_takes_its_engine_along_and_the_run_goes_on_from_its_checkpoint(model, tmp_path):
     overrides = ("method=lora", "lora.rank=4", "policy_sync=full", "checkpoint.every=1", "updates=3")
+    overrides += ("engine.transport=broadcast",)
     with launching(tmp_path, model, *overrides) as launched:
         until(lambda: any("q" in row for row in rows(tmp_path)), launched)
         all_of_it = family(launched)

