@@ -27,6 +27,11 @@ settings.register_profile("full", deadline=None, max_examples=500, print_blob=Tr
 settings.load_profile("quick")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast ones first: what needs several processes, or an engine, comes last."""
+    items.sort(key=lambda item: [part in item.path.parts for part in ("engine", "ranks")])
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The folder of the pretrained SmolLM2-135M-Instruct; not to be changed."""
