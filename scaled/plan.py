@@ -88,10 +88,20 @@ def describe_training(model: PreTrainedModel, config: RunConfig) -> Rows:
         ("trained", f"{trained:,} parameters ({trained / total:.1%}); {len(matrices)} matrices are selected"),
         ("memory", _parts(name[config.method], state)),
     ]
+    if config.rollout.backend == "vllm":
+        rows.append(("engines", _parts("each, over its workers", engine_bytes(total, config))))
     if config.method != "dense":
         dense = {"gradients": 4 * selected, "Adam's moments": 8 * selected}
         rows.append(("", _parts("for comparison, dense Adam of these matrices", dense)))
     return rows
+
+
+def engine_bytes(parameters: int, config: RunConfig) -> dict[str, int]:
+    """What an engine holds of the model, and of the trainer's weights beside it if it is to follow them in bf16."""
+    if config.engine.dtype == "float32":
+        return {"weights": 4 * parameters}
+    low = {"low halves": 2 * parameters} if config.engine.rounding == "exact" else {}
+    return {"weights": 2 * parameters} | low
 
 
 def describe_batches(config: RunConfig, problems: list[Problem], held_out: list[Problem]) -> Rows:

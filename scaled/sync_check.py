@@ -28,8 +28,9 @@ from scaled.policy_sync.wire import Wiring
 from scaled.ranks import ALONE
 
 SEED, TOKENS = 7, 32
-TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
-"""Of log-probabilities, engine against transformers: two programs' sums in other orders; bf16 has eight bits."""
+TOLERANCE = {"float32": 1e-4, "bfloat16": 1.0}
+"""Of log-probabilities, engine against transformers in fp32: two programs' sums in other orders. In bf16 tokens that a
+model of 30 layers finds unlikely are some tenths of a nat off; in an engine that has missed updates, nats."""
 
 
 @dataclass(frozen=True)

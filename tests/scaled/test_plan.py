@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from scaled.config_file import load_config
+from scaled.plan import engine_bytes
+
 
 def test_dry_run_shows_the_counts_and_writes_nothing(logra, recipe, tmp_path):
     code, out, err = logra("train", recipe, "--dry-run")
@@ -27,6 +30,20 @@ def test_dry_run_counts_the_memory_of_both_methods(logra, smollm2_path):
     assert f"sketches {sketches:.1f} MiB, projections {projections:.1f} MiB" in words
     weights = 30 * (576 * 576 * 2 + 576 * 192 * 2 + 3 * 576 * 1536)
     assert f"gradients {4 * weights / 2**20:.1f} MiB, Adam's moments {8 * weights / 2**20:.1f} MiB" in words
+
+
+def test_a_bf16_engine_keeps_54_gb_of_low_halves_at_27b_and_others_none(logra, recipe):
+    bf16 = ["rollout.backend=vllm", "engine.dtype=bfloat16"]
+    naive = [*bf16, "engine.rounding=naive", "engine.verify_every=0"]
+    found = [engine_bytes(27 * 10**9, load_config(recipe, given)) for given in (bf16, naive, bf16[:1])]
+    assert found == [
+        {"weights": 54 * 10**9, "low halves": 54 * 10**9},
+        {"weights": 54 * 10**9},
+        {"weights": 108 * 10**9},
+    ]
+    code, out, _ = logra("train", recipe, *bf16, "--dry-run")
+    assert code == 0
+    assert "engines each, over its workers: weights" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
