@@ -10,7 +10,7 @@ export LOGRA_MODELS ?= models
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help env engine model demo demo-control demo-dense demo-engine bench-phases claims mutants notebooks notebooks-rewrite test test-full lint format clean FORCE
+.PHONY: help env engine data model demo demo-control demo-dense demo-engine bench-phases claims mutants notebooks notebooks-rewrite test test-full lint format clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -55,6 +55,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@.venv/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,notebooks]'
 	@rm .venv/.unfinished && pwd -P > $(STAMP)
 
+# Apart from env, as one of its packages (pycosat) comes as C source.
+data: env .venv/.data ## what reads the paper's data sets, and reasoning-gym; needs a C compiler
+
+.venv/.data: $(STAMP)
+	@.venv/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[data]'
+	@touch $@
+
 model: env ## the pretrained model, SmolLM2-135M-Instruct
 	@[ -f "$$LOGRA_MODELS/smollm2/config.json" ] || $(LOGRA) model smollm2 "$$LOGRA_MODELS/smollm2"
 
@@ -87,10 +94,10 @@ demo-control: model ## a nominal step that is too large, without step control an
 bench-phases: model ## seconds and peak memory of the demo's update by phase, LoGRA beside dense Adam and LoRA
 	@$(LOGRA) bench phases smollm2-demo --updates 2
 
-claims: model ## the whole ledger, and from it the README's table; about 25 minutes
+claims: model data ## the whole ledger, and from it the README's table; about 25 minutes
 	@.venv/bin/python -m validation --json validation/ledger.json --readme README.md
 
-mutants: model ## break every formula of logra_ref in turn, and show what notices it; about ten minutes
+mutants: model data ## break every formula of logra_ref in turn, and show what notices it; about ten minutes
 	@.venv/bin/python -m validation.mutants --readme README.md
 
 notebooks: model ## run every notebook and compare every cell with what is stored
@@ -99,11 +106,11 @@ notebooks: model ## run every notebook and compare every cell with what is store
 notebooks-rewrite: model ## run every notebook and store what comes out, after a change that is meant
 	@.venv/bin/jupyter execute --inplace notebooks/*.ipynb notebooks/solutions/*.ipynb
 
-test: lint model engine ## what CI runs: lint, all tests with the quick ledger and a real engine, the notebooks
+test: lint model data engine ## what CI runs: lint, all tests with the quick ledger and a real engine, the notebooks
 	@.venv/bin/python -m pytest
 	@$(MAKE) --no-print-directory notebooks
 
-test-full: lint model engine ## the same with many more random examples, all mutants, killed runs and the full ledger
+test-full: lint model data engine ## the same with many more random examples, all mutants, killed runs and the full ledger
 	@.venv/bin/python -m pytest --hypothesis-profile=full
 	@.venv/bin/python -m tests.ranks.kill_anytime 20
 	@$(MAKE) --no-print-directory notebooks mutants

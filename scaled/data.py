@@ -12,7 +12,7 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
 
-from scaled.config import DataConfig
+from scaled.config_data import DataConfig
 from scaled.errors import UserError
 from scaled.records import Message, Problem
 from scaled.seeds import derive_seed

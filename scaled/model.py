@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from scaled.config import ModelConfig
+from scaled.config_data import ModelConfig
 from scaled.errors import UserError
 from scaled.smollm2 import SMOLLM2, fetch_smollm2, loading, new_folder, quiet, smollm2_folder
 from scaled.tiny_model import TINY, make_tiny

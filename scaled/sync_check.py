@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from logra_ref import LoGRA, attach_sketches
 from logra_ref.rl import token_log_probs
 from logra_ref.sync import FactorMessage, nudge_ties_
-from scaled.config import ModelConfig
+from scaled.config_data import ModelConfig
 from scaled.model import load_model
 from scaled.policy_sync.client import EngineClient
 from scaled.policy_sync.fingerprint import fingerprints

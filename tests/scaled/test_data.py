@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaled.config import DataConfig
+from scaled.config_data import DataConfig
 from scaled.data import ProblemStream, load_data, load_problems
 from scaled.errors import UserError
 from scaled.records import Problem

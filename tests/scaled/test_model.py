@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from scaled.chat import find_model
-from scaled.config import ModelConfig
+from scaled.config_data import ModelConfig
 from scaled.errors import UserError
 from scaled.model import fetch_model, load_model, resolve_device, resolve_model
 from scaled.smollm2 import fetch_smollm2

@@ -107,7 +107,7 @@ def pretrained_proposal(setting: Setting, *, responses: int, ratio: float = 6e-5
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
         from scaled.batching import collate
-        from scaled.config import ModelConfig
+        from scaled.config_data import ModelConfig
         from scaled.model import load_model
         from scaled.policy import Policy
         from scaled.records import Response

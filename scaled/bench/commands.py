@@ -1,0 +1,59 @@
+"""The commands ``logra bench …``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from scaled.options import ENGINE_PYTHON, Config, EnginePython, Overrides
+
+bench = typer.Typer(help="Measure seconds, memory and bytes, with alternatives side by side.", no_args_is_help=True)
+
+
+@bench.command(epilog="Example: logra bench phases smollm2-demo --updates 2")
+def phases(
+    config: Config,
+    overrides: Overrides = None,
+    updates: Annotated[int, typer.Option(min=1, help="Updates measured for each method.")] = 3,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,
+) -> None:
+    """Seconds and peak memory of an update by phase, LoGRA beside dense Adam and LoRA, on the same batches."""
+    from scaled.bench.phases import compare, show
+    from scaled.config_file import load_config
+
+    show(compare(load_config(config, overrides or []), updates, ranks), Console(highlight=False))
+
+
+@bench.command("sync", epilog="Example: logra bench sync models/smollm2")
+def sync_bytes(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format.")],
+    rank: Annotated[int, typer.Option(min=1, help="r, the columns of a factor.")] = 64,
+    updates: Annotated[int, typer.Option(min=1, help="Updates measured for each multiplier.")] = 3,
+) -> None:
+    """Bytes of an update by every exact way to send it: all weights, the numbers that changed, or factors."""
+    from scaled.bench.sync_bytes import bench_sync
+
+    bench_sync(model, Console(highlight=False), rank=rank, updates=updates)
+
+
+@bench.command(epilog="Example: logra bench rounding models/smollm2 --updates 50")
+def rounding(
+    model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format, fp32.")],
+    engine_python: EnginePython = ENGINE_PYTHON,
+    rank: Annotated[int, typer.Option(min=1, help="r, the columns of a factor.")] = 64,
+    updates: Annotated[int, typer.Option(min=1, help="Updates sent for each rounding.")] = 300,
+    log: Annotated[Path, typer.Option(help="Where the engine's log goes.")] = Path("bench-rounding.log"),
+) -> None:
+    """What a real bf16 engine makes of the same updates: low halves kept, rounded to the nearest, or at random.
+
+    Exit 1 if the first leaves any bit different, or the second leaves none.
+    """
+    from scaled.bench.rounding import DTYPE, bench_rounding
+    from scaled.policy_sync.server import EngineSettings
+
+    settings = EngineSettings(engine_python, model, log, DTYPE, max_model_len=64)
+    well = bench_rounding(settings, Console(highlight=False), rank=rank, updates=updates)
+    raise typer.Exit(0 if well else 1)
