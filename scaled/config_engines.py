@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from scaled.engine.weights import Rounding
+from scaled.engine.weights import Form, LowHalves, Rounding
 from scaled.section import Count, CountOrZero, LocalPath, Positive, Section, Text
 
 
@@ -23,6 +23,8 @@ class EngineConfig(Section):
     """What they compute with. A bf16 engine keeps the other 16 bits of the trainer's weights beside them."""
     rounding: Rounding = "exact"
     """How a bf16 engine takes an update. `naive` loses most of it, `stochastic` blurs it: only to compare with."""
+    low_halves: LowHalves = "device"
+    """Where a bf16 engine keeps the other 16 bits: beside its weights, or in the memory of its host."""
     tensor_parallel: Count = 1
     """Workers that share an engine's weights."""
     max_model_len: Count | None = None
@@ -35,8 +37,9 @@ class EngineConfig(Section):
     """Where updates are written for them, `/dev/shm` for one; the run's folder if not given."""
     transport: Literal["folder", "broadcast"] = "folder"
     """How updates come to engines: they read them in that folder, or are sent them (by NCCL from a GPU, or gloo)."""
-    meet_at: Text = "127.0.0.1"
-    """An address of the trainer's machine, where engines come to be sent updates (`transport: broadcast`)."""
+    meet_at: Text | None = None
+    """An address of the trainer's machine, where engines come to be sent updates (`transport: broadcast`). If not
+    given, that by which the machine reaches the engine."""
     verify_every: CountOrZero = 10
     """Compare the bits of all weights with the engines' after every so many updates (0: never)."""
     log_prob_limit: Positive = 0.1
@@ -51,9 +54,23 @@ class EngineConfig(Section):
             raise ValueError("names an engine twice; each has one trainer's rank to follow")
         for url in urls:
             parts = urlsplit(url)  # which raises ValueError for a port that is none
-            if parts.scheme not in ("http", "https") or not parts.hostname or not 0 < (parts.port or 80) < 2**16:
-                raise ValueError(f"has {url!r}, which is no address such as http://127.0.0.1:8000")
+            whole = not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
+            known = parts.scheme in ("http", "https") and parts.hostname and 0 < (parts.port or 80) < 2**16
+            if not (whole and known):
+                raise ValueError(f"has {url!r}, which is no address such as http://127.0.0.1:8000, with nothing behind")
         return urls
+
+    @field_validator("meet_at")
+    @classmethod
+    def _one_address(cls, host: str | None) -> str | None:
+        if host in ("0.0.0.0", "::"):
+            raise ValueError("stands for all addresses; name the one by which engines reach this machine, or none")
+        return host
+
+    @property
+    def form(self) -> Form:
+        """How a bf16 engine holds its weights."""
+        return Form(self.rounding, self.low_halves)
 
 
 class LaunchConfig(Section):

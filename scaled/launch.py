@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -20,7 +21,7 @@ from scaled.engine.token import TOKEN
 from scaled.errors import UserError
 from scaled.interrupt import Interrupted
 from scaled.model import resolve_device, resolve_model
-from scaled.policy_sync.server import EngineProcess, EngineSettings, end, engine_token, guarded, visible
+from scaled.policy_sync.server import EngineProcess, EngineSettings, end, engine_token, guarded, running, visible
 from scaled.run import LOGS, find_checkpoint, require_new_folder
 
 SAVES = 40.0  # seconds that a trainer has to save and end; torchrun gives its ranks 30 of them
@@ -37,18 +38,26 @@ def launch(config: Path, overrides: Sequence[str], console: Console, *, resume: 
     find_checkpoint(settings) if resume else require_new_folder(settings.run)
     (settings.run / LOGS).mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        running = [stack.enter_context(_running(one)) for one in engines]
-        with _signals(_stop_starting), console.status("starting engines") as status:
-            for number, process in enumerate(running):
-                with process.client() as client:
-                    text = f"starting engine {number + 1} of {len(running)}"
-                    process.await_health(client, lambda seconds, text=text: status.update(f"{text}, {seconds:.0f} s"))
-        command = trainer_command(settings, config, overrides, [process.url for process in running], resume=resume)
+        processes = stack.enter_context(engines_running(engines, console))
+        command = trainer_command(settings, config, overrides, [process.url for process in processes], resume=resume)
         environment = os.environ | trainer_environment(settings) | {TOKEN: engines[0].token}
         trainer = guarded(command, environment, ends=SAVES)
         stack.callback(end, trainer)
         with _signals(lambda number, frame: trainer.send_signal(number)):
-            return _watch(trainer, running, settings, console)
+            return _watch(trainer, processes, settings, console)
+
+
+@contextmanager
+def engines_running(engines: Sequence[EngineSettings], console: Console) -> Iterator[list[EngineProcess]]:
+    """Engines that answer, until the block is left. Raises ``Interrupted`` if it is to stop before they do."""
+    with ExitStack() as stack:
+        processes = [stack.enter_context(running(one)) for one in engines]
+        with _signals(_stop_starting), console.status("starting engines") as status:
+            for number, process in enumerate(processes):
+                with process.client() as client:
+                    text = f"starting engine {number + 1} of {len(processes)}"
+                    process.await_health(client, lambda seconds, text=text: status.update(f"{text}, {seconds:.0f} s"))
+        yield processes
 
 
 def serve(settings: EngineSettings, console: Console) -> int:
@@ -58,25 +67,22 @@ def serve(settings: EngineSettings, console: Console) -> int:
     """
     if not os.environ.get(TOKEN):
         raise UserError(f"set {TOKEN} in the environment to a secret, for this engine and for the trainer alike")
-    with _signals(_stop_starting), _running(settings) as process, process.client() as client:
+    with _signals(_stop_starting), running(settings) as process, process.client() as client:
         with console.status("starting") as status:
             process.await_health(client, lambda seconds: status.update(f"starting, {seconds:.0f} s"))
-        console.print(f"engine.urls=[http://{settings.host}:{process.port}]", markup=False)
-        return process.wait()
+        host = socket.getfqdn() if settings.host == "0.0.0.0" else settings.host
+        console.print(f"engine.urls=[http://{host}:{process.port}]", markup=False)
+        if code := process.wait():
+            console.print(f"the engine has ended, or answers no more: {process.last_words()}", markup=False)
+        return code
 
 
-def engine_settings(config: RunConfig) -> list[EngineSettings]:
-    """How each engine of a configuration is started. Raises ``UserError`` for one that has none."""
-    if config.rollout.backend != "vllm":
-        raise UserError("there is no engine to launch: set rollout.backend=vllm, or use `logra train`")
-    launch, engine = config.launch, config.engine
-    each, there, own = engine.tensor_parallel, torch.cuda.device_count(), trainer_gpus(config)
-    wanted = own + launch.engines * each
-    if 0 < there < wanted:
-        raise UserError(
-            f"{own} ranks and {launch.engines} engines on {each} GPUs each take {wanted} GPUs, and here are "
-            f"{there}; set launch.ranks, launch.engines and engine.tensor_parallel"
-        )
+def engine_settings(config: RunConfig, *, training: bool = True) -> list[EngineSettings]:
+    """How each engine of a configuration is started, beside a trainer if there is one. Raises ``UserError`` for a
+    configuration without engines."""
+    require_gpus(config, training=training)
+    launch, engine, each = config.launch, config.engine, config.engine.tensor_parallel
+    there, own = torch.cuda.device_count(), trainer_gpus(config) if training else 0
     model, token = Path(resolve_model(config.model.path)), engine_token()
     return [
         EngineSettings(
@@ -85,7 +91,7 @@ def engine_settings(config: RunConfig) -> list[EngineSettings]:
             log=config.run / LOGS / f"engine-{number}.log",
             dtype=engine.dtype,
             tensor_parallel=each,
-            max_model_len=engine.max_model_len,
+            max_model_len=config.longest,
             gpus=range(own + number * each, own + (number + 1) * each) if there else (),
             host=launch.host,
             patience=launch.patience,
@@ -93,6 +99,20 @@ def engine_settings(config: RunConfig) -> list[EngineSettings]:
         )
         for number in range(launch.engines)
     ]
+
+
+def require_gpus(config: RunConfig, *, training: bool = True) -> None:
+    """Raises ``UserError`` for a configuration without engines, and where GPUs are too few for them and a trainer."""
+    if config.rollout.backend != "vllm":
+        raise UserError("there is no engine to launch: set rollout.backend=vllm, or use `logra train`")
+    launch, each, there = config.launch, config.engine.tensor_parallel, torch.cuda.device_count()
+    own = trainer_gpus(config) if training else 0
+    wanted = own + launch.engines * each
+    if 0 < there < wanted:
+        raise UserError(
+            f"{own} ranks and {launch.engines} engines on {each} GPUs each take {wanted} GPUs, and here are "
+            f"{there}; set launch.ranks, launch.engines and engine.tensor_parallel"
+        )
 
 
 def trainer_command(
@@ -133,7 +153,8 @@ def _watch(
             words = process.last_words()
             if restarts[number] == settings.launch.restarts:
                 trainer.terminate()  # it saves
-                trainer.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    trainer.wait(SAVES)
                 raise UserError(f"engine {number} died {restarts[number] + 1} times, the last with: {words}")
             restarts[number] += 1
             console.print(f"engine {number} died and is started again: {words}", markup=False)
@@ -142,15 +163,6 @@ def _watch(
 
 def _stop_starting(number: int, frame: FrameType | None) -> None:
     raise Interrupted
-
-
-@contextmanager
-def _running(settings: EngineSettings) -> Iterator[EngineProcess]:
-    process = EngineProcess(settings)
-    try:
-        yield process
-    finally:
-        process.stop()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor
 from logra_ref.projection import Projection, projection_seed
 from logra_ref.sync import FactorMessage, SplitWeight, apply_message_, nudge_ties_, redrawn
 from logra_ref.update import lifted_rows
-from scaled.engine.weights import SEED, EngineWeights, Rounding
+from scaled.engine.weights import SEED, EngineWeights, Form, Rounding
 
 Weights = Mapping[str, Tensor]
 TIE = 0x8000
@@ -27,7 +27,7 @@ class Bf16Engine:
     """bf16 weights as a vLLM engine holds and updates them, by one of its roundings."""
 
     def __init__(self, weights: Weights, rounding: Rounding, seed: int = SEED) -> None:
-        self.held = EngineWeights(rounding, seed)
+        self.held = EngineWeights(Form(rounding), seed)
         self.places = {name: torch.empty_like(weight, dtype=torch.bfloat16) for name, weight in weights.items()}
         for name, place in self.places.items():
             self.held.set(place, weights[name])

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from scaled.engine.weights import ROUNDINGS, Rounding
+from scaled.engine.weights import ROUNDINGS, Form, Rounding
 from scaled.policy_sync.client import EngineClient
 from scaled.policy_sync.compare import Went, bits16, equal_fraction, norm, went
 from scaled.policy_sync.export import read_export
@@ -64,7 +64,8 @@ def bench_rounding(settings: EngineSettings, console: Console, *, rank: int, upd
         "size. Off by: what is not the trainer's way, over that way. The engine computes in bf16 and the trainer in "
         "fp32, so exact's own gap and what it is off by are of bf16 itself. Seconds: of a sync."
     )
-    exact, naive = (row.equal == 1 for row in rows[:2])
+    equal = {row.rounding: row.equal == 1 for row in rows}
+    exact, naive = equal["exact"], equal["naive"]
     console.print(f"exact: {'every entry is' if exact else 'NOT every entry is'} bf16 of the trainer's; ", end="")
     console.print("naive: some are not" if not naive else "naive: NO entry differs, so nothing is shown")
     return exact and not naive
@@ -86,7 +87,7 @@ def follow(
     """
     trainer = Trainer.of(model, rank, DTYPE, RATIO)
     weights = trainer.optimizer.sketches.weights()
-    outbox = Outbox(folder, 0, model, ALONE, rounding)
+    outbox = Outbox(folder, 0, model, ALONE, Form(rounding))
     outbox.bring_up(client)
     before, engine_before = {name: weight.detach().clone() for name, weight in weights.items()}, _held(client, weights)
     seconds = 0.0
@@ -104,7 +105,7 @@ def follow(
         rounding,
         equal_fraction(wanted, {name: bits16(weight) for name, weight in engine_after.items()}),
         went(engine_before, engine_after, before, after),
-        trainer.log_prob_difference(client),
+        float(trainer.distances(client).max()),
         seconds / updates,
         norm(before, after) / norm(before),
     )

@@ -83,6 +83,7 @@ class Wired:
         try:
             self.wire.receive(size, folder / name)
         except (WireBroken, OSError) as error:
+            self.wire.close()  # or the trainer would go on sending, to the other workers too
             raise UserError(f"{name} did not come whole from the trainer: {error}") from error
         return folder / name
 

@@ -8,9 +8,18 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from scaled.errors import UserError
+
 TOKEN = "LOGRA_ENGINE_TOKEN"
 OPEN = "/health"
 Messages = Callable[..., Awaitable[Any]]
+
+
+def checked(token: str | None) -> str | None:
+    """The token, if a header can carry it. Raises ``UserError`` if not."""
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise UserError(f"{TOKEN} has a space, a line's end or a letter beyond ASCII in it; set it to one word")
+    return token
 
 
 class RequireToken:
@@ -20,7 +29,7 @@ class RequireToken:
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        self.app, token = app, os.environ.get(TOKEN)
+        self.app, token = app, checked(os.environ.get(TOKEN))
         if not token:
             raise RuntimeError(f"set {TOKEN} to a secret that the trainer has in its environment too")
         self.wanted = f"Bearer {token}".encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from logra_ref.sync import FactorMessage, redrawn
 from logra_ref.update import lifted_rows
 from scaled.engine.inbox import Inbox, SharedFolder, Wired, shapes_of
 from scaled.engine.stream import stream
-from scaled.engine.weights import EngineWeights, Rounding
+from scaled.engine.weights import EngineWeights, Form
 from scaled.errors import UserError
 from scaled.policy_sync.export import write_part
 from scaled.policy_sync.fingerprint import fingerprint, positions
@@ -39,13 +40,13 @@ from scaled.policy_sync.wire import Meeting
 @dataclass
 class InitInfo(WeightTransferInitInfo):
     """``run`` is whose updates are followed, ``folder`` where they are written, and the only place read from;
-    ``rounding`` is how a bf16 engine holds weights (``EngineWeights``).
+    ``form`` is how a bf16 engine holds weights (``Form``).
 
     With a ``meeting`` (``policy_sync.wire``) there is no such folder, and the trainer sends its files.
     """
 
     run: str
-    rounding: Rounding = "exact"
+    form: dict[str, str] = field(default_factory=dict)
     folder: str = ""
     meeting: dict[str, Any] | None = None
     patience: float = 600.0
@@ -80,11 +81,17 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.digest, self.refusal = "", ""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Raises ``UserError`` for a rounding that is none, and for a folder or a trainer that is not there."""
-        if init_info.rounding != self.weights.rounding:
-            self.weights, self.version = EngineWeights(init_info.rounding), -1  # all weights have to be set anew
+        """Raises ``UserError`` for a form that is none, and for a folder or a trainer that is not there."""
+        with self._refusing():
+            self._follow(init_info)
+
+    def _follow(self, init_info: InitInfo) -> None:
+        form = Form(**init_info.form)
+        if form != self.weights.form:
+            self.weights, self.version = EngineWeights(form), -1  # all weights have to be set anew
         if self.inbox is not None:
             self.inbox.close()
+            self.inbox = None
         self.run = init_info.run
         if init_info.meeting is None:
             self.inbox = SharedFolder(Path(init_info.folder))
@@ -96,12 +103,8 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         pass
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.refusal = ""
-        try:
+        with self._refusing():
             self.receive_weights(self.parse_update_info(update_info))
-        except UserError as error:
-            self.refusal = str(error)  # vLLM answers "Internal Server Error" and keeps the reason to its log
-            raise
         if not current_platform.is_cpu():
             torch.accelerator.synchronize()
 
@@ -120,13 +123,25 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.weights.clear()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Raises ``UserError`` before any weight is changed."""
+        """Raises ``UserError``; for factors before any weight is changed, for all weights until they begin to come."""
+        if self.inbox is None:
+            raise UserError("this engine follows no trainer; it has to be told where updates come from first")
         if update_info.kind == "full":
             self._load(self.inbox.weights(update_info.files, update_info.model))
             self.version, self.digest = update_info.update, ""
             return
         with self.inbox.factors(update_info.files) as folder:
             self._apply(update_info, folder)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Keep the reason, for which vLLM's answer has "Internal Server Error"."""
+        self.refusal = ""
+        try:
+            yield
+        except UserError as error:
+            self.refusal = str(error)
+            raise
 
     def _apply(self, update_info: UpdateInfo, folder: Path) -> None:
         if update_info.update == self.version and update_info.digest == self.digest:
@@ -141,6 +156,7 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             projections = redrawn(message, {name: shape for name, shape in self.shapes.items() if len(shape) == 2})
         except ValueError as error:
             raise UserError(f"update {message.update} is none of this model's: {error}") from error
+        self.version, self.digest = -1, ""  # were it to end half way, nothing but all weights could follow
         stream(self.model, self._lifted(message, projections), self.weights.subtract)
         self.version, self.digest = update_info.update, update_info.digest
 
@@ -182,6 +198,8 @@ class FactorTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
                 self.weights.clear()
                 self.version = -1  # whatever ends the loading: nothing but all weights can follow
             stream(self.model, _tensors(path), self.weights.set)
+        if not shapes:
+            raise UserError("the trainer sends all weights, and none came; nothing was changed")
         self.shapes = shapes
 
     def _lifted(self, message: FactorMessage, projections: dict[str, Projection]) -> Iterator[tuple[str, Tensor]]:
@@ -204,8 +222,12 @@ class WorkerExtension:
         return str(write_part(Path(folder) / f"worker-{self.rank}.safetensors", self.weight_transfer_engine.parts()))
 
     def logra_refusal(self) -> str:
-        """Why the last update was refused; nothing if it was not."""
+        """Why the last update was refused, or the trainer not followed; nothing if it was not."""
         return self.weight_transfer_engine.refusal
+
+    def logra_forget(self) -> None:
+        """vLLM refuses to start an update while another is open, and one whose trainer has gone stays open for ever."""
+        self._weight_update_active = False
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:

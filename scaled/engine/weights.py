@@ -5,6 +5,7 @@ Functions of places, which are views of the engine's own parameters: no vLLM her
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -14,8 +15,27 @@ from logra_ref.sync import SplitWeight, nudge_ties_
 from scaled.errors import UserError
 
 Rounding = Literal["exact", "naive", "stochastic"]
-ROUNDINGS = get_args(Rounding)
+LowHalves = Literal["device", "host"]
+ROUNDINGS, PLACES = get_args(Rounding), get_args(LowHalves)
 SEED = 7  # of the noise: the same updates in the same order give the same weights
+
+
+@dataclass(frozen=True)
+class Form:
+    """How bf16 places hold an fp32 weight, and where the low halves of ``exact`` lie: 2 bytes a weight."""
+
+    rounding: Rounding = "exact"
+    low_halves: LowHalves = "device"
+
+    def __post_init__(self) -> None:
+        """Raises ``UserError`` for what is none of these."""
+        if self.rounding not in ROUNDINGS:
+            raise UserError(f"engine.rounding is {self.rounding!r}, not one of {', '.join(ROUNDINGS)}")
+        if self.low_halves not in PLACES:
+            raise UserError(f"engine.low_halves is {self.low_halves!r}, not one of {', '.join(PLACES)}")
+
+
+EXACT = Form()
 
 
 class EngineWeights:
@@ -26,11 +46,8 @@ class EngineWeights:
     weights rounded to the nearest, keep nothing beside them, and are there to be compared with.
     """
 
-    def __init__(self, rounding: Rounding = "exact", seed: int = SEED) -> None:
-        """Raises ``UserError`` for a rounding that is none of these."""
-        if rounding not in ROUNDINGS:
-            raise UserError(f"engine.rounding is {rounding!r}, not one of {', '.join(ROUNDINGS)}")
-        self.rounding, self.seed = rounding, seed
+    def __init__(self, form: Form = EXACT, seed: int = SEED) -> None:
+        self.form, self.rounding, self.seed = form, form.rounding, seed
         self._low: dict[int, Tensor] = {}  # by the address of a weight's storage
         self._generators: dict[torch.device, torch.Generator] = {}
 
@@ -57,8 +74,8 @@ class EngineWeights:
             place.copy_(at_random(place.float().sub_(part), self._generator(place.device)))
 
     def split(self, place: Tensor) -> SplitWeight:
-        """A bf16 place and the low halves beside it, by ``exact``: zeros until something is set."""
-        return SplitWeight(place, self._low_of(place))
+        """A bf16 place and the low halves of it, by ``exact``: zeros until something is set."""
+        return SplitWeight(place, self._low_of(place).to(place.device))
 
     def clear(self) -> None:
         """Let go of the low halves, and draw the noise from its start again."""
@@ -67,16 +84,17 @@ class EngineWeights:
 
     def _write(self, place: Tensor, weight: Tensor) -> None:
         nudge_ties_(weight)
-        new, held = SplitWeight.of(weight), self.split(place)
-        held.high.copy_(new.high)
-        held.low.copy_(new.low)
+        new = SplitWeight.of(weight)
+        place.copy_(new.high)
+        self._low_of(place).copy_(new.low)
 
     def _low_of(self, place: Tensor) -> Tensor:
-        """A view of the same form as the place, of a tensor that lies beside the weight's storage."""
+        """A view of the same form as the place, of a tensor as large as the weight's storage."""
         storage = place.untyped_storage()
         held = self._low.get(storage.data_ptr())
         if held is None:
-            held = torch.zeros(storage.nbytes() // place.element_size(), dtype=torch.int16, device=place.device)
+            device = place.device if self.form.low_halves == "device" else "cpu"
+            held = torch.zeros(storage.nbytes() // place.element_size(), dtype=torch.int16, device=device)
             self._low[storage.data_ptr()] = held
         return held.as_strided(place.size(), place.stride(), place.storage_offset())
 

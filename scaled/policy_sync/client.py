@@ -6,17 +6,18 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
-from scaled.engine.token import TOKEN
-from scaled.engine.weights import Rounding
+from scaled.background import in_background
+from scaled.engine.token import TOKEN, checked
+from scaled.engine.weights import EXACT, Form
 from scaled.errors import UserError
 from scaled.policy_sync.message_file import parts_of
 from scaled.policy_sync.wire import Wire, WireBroken, Wiring, await_workers, listen
@@ -43,7 +44,7 @@ class EngineClient:
         """``wiring``: how to send it files, if it shares no folder. ``token``: if it is not ``LOGRA_ENGINE_TOKEN``."""
         self.url, self.patience, self.wiring = url, patience, wiring
         self._wire: Wire | None = None
-        token = token or os.environ.get(TOKEN)
+        token = checked(token or os.environ.get(TOKEN))
         self.settings = {
             "base_url": url,
             "timeout": httpx2.Timeout(patience, connect=5.0),
@@ -79,21 +80,22 @@ class EngineClient:
             waiting(waited)
             time.sleep(0.5)
 
-    def follow(self, run: str, folder: Path, rounding: Rounding = "exact") -> None:
+    def follow(self, run: str, folder: Path, form: Form = EXACT) -> None:
         """Take updates of a run from a folder from now on, or what the trainer sends of it by a wire.
 
-        ``rounding`` is how a bf16 engine holds its weights (``EngineWeights``).
+        ``form`` is how a bf16 engine holds its weights.
         """
-        self.folder, info = folder, {"run": run, "rounding": rounding}
+        self.folder, info = folder, {"run": run, "form": asdict(form)}
+        path, what = "/init_weight_transfer_engine", "to follow this run"
         if self.wiring is None:
-            self._post("/init_weight_transfer_engine", {"init_info": info | {"folder": str(folder.absolute())}})
-            return
+            with self._meanwhile(path, {"init_info": info | {"folder": str(folder.absolute())}}, what):
+                return
         self._unwire()
-        meeting, store = listen(self.wiring)
+        meeting, store = listen(self.wiring, urlsplit(self.url).hostname)
         info |= {"meeting": asdict(meeting), "patience": self.patience}
-        with self._meanwhile("/init_weight_transfer_engine", {"init_info": info}) as check:
+        with self._meanwhile(path, {"init_info": info}, what) as check:
             await_workers(store, meeting, check)
-            self._wire = Wire(meeting, 0, store, self.wiring.device, self.patience)
+            self._wire = Wire(meeting, 0, store, self.wiring.device, self.patience, check)
 
     @property
     def follows(self) -> bool:
@@ -149,21 +151,12 @@ class EngineClient:
         except OSError as error:
             raise UserError(f"{error.filename} cannot be sent to engine {self.url}: {error.strerror}") from error
         with self._paused():
+            self._post("/collective_rpc", {"method": "logra_forget"})
             self._post("/start_weight_update", {})
-            try:
-                with self._meanwhile("/update_weights", {"update_info": info | {"files": sizes}}) as check:
-                    for file in files:
-                        self._wire.send(file, sizes[file.name], check)
-            except EngineGone:
-                raise
-            except UserError as error:
-                said = None
-                with suppress(UserError):  # the first error tells more
-                    refusals = self._post("/collective_rpc", {"method": "logra_refusal"})["results"]
-                    said = next(filter(None, refusals), None)
-                raise UserError(
-                    f"engine {self.url} refuses update {info['update']}: {said}" if said else error
-                ) from error
+            body, what = {"update_info": info | {"files": sizes}}, f"update {info['update']}"
+            with self._meanwhile("/update_weights", body, what) as check:
+                for file in files:
+                    self._wire.send(file, sizes[file.name], check)
             # What was cached under the old weights must not be read under the new ones, nor be so called.
             if not self._post("/reset_prefix_cache", {})["success"]:
                 raise UserError(f"engine {self.url} did not empty its prefix cache after update {info['update']}")
@@ -187,9 +180,12 @@ class EngineClient:
         self.resume()
 
     @contextmanager
-    def _meanwhile(self, path: str, body: dict[str, Any]) -> Iterator[Callable[[], None]]:
-        """Post while the block does its part, which is to call what it is given: it raises once the post has failed."""
-        post = _in_background(lambda: self._post(path, body))
+    def _meanwhile(self, path: str, body: dict[str, Any], what: str) -> Iterator[Callable[[], None]]:
+        """Post while the block does its part, which is to call what it is given: it raises once the post has failed.
+
+        ``what`` our own part of the engine refuses is told in its words, of which vLLM's answer has none.
+        """
+        post = in_background(lambda: self._post(path, body))
         try:
             yield lambda: post.result() if post.done() else None
             post.result()
@@ -197,6 +193,11 @@ class EngineClient:
             self._unwire()  # or the engine would wait for the rest
             if isinstance(error, WireBroken):
                 raise EngineGone(f"engine {self.url} was lost while files were sent: {error}") from error
+            if post.done() and post.exception() is error and not isinstance(error, EngineGone):
+                with suppress(UserError):  # the first error tells more
+                    said = filter(None, self._post("/collective_rpc", {"method": "logra_refusal"})["results"])
+                    error = next((UserError(f"engine {self.url} refuses {what}: {text}") for text in said), error)
+                raise error from None
             raise
 
     def _unwire(self) -> None:
@@ -209,7 +210,7 @@ class EngineClient:
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         """A server whose engine has died in a request never answers that one, so its health is looked at meanwhile."""
-        answer, ill = _in_background(lambda: self._answer("POST", path, body)), 0
+        answer, ill = in_background(lambda: self._answer("POST", path, body)), 0
         while not wait([answer], LOOK).done:
             ill = 0 if self.healthy() else ill + 1
             if ill == ILL:
@@ -229,20 +230,6 @@ class EngineClient:
             return response.json() if response.content else None
         except ValueError as error:
             raise UserError(f"engine {self.url} answers {path} with something else than JSON") from error
-
-
-def _in_background(work: Callable[[], Any]) -> Future[Any]:
-    """The result to come of a thread that nobody waits for at the end of the program."""
-    found: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(work())
-        except BaseException as error:
-            found.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return found
 
 
 def reason(response: httpx2.Response) -> str:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from logra_ref.sync import FactorMessage
-from scaled.engine.weights import Rounding
+from scaled.engine.weights import EXACT, Form
 from scaled.errors import UserError
 from scaled.files import discard
 from scaled.policy_sync.client import EngineClient
@@ -29,13 +29,13 @@ FILE_BYTES = 2**31  # of weights that are gathered before they are written
 class Outbox:
     """A folder of updates that all ranks write to and all engines read. Ranks have to make the same calls."""
 
-    def __init__(self, parent: Path, update: int, base: Path, ranks: Ranks, rounding: Rounding = "exact") -> None:
+    def __init__(self, parent: Path, update: int, base: Path, ranks: Ranks, form: Form = EXACT) -> None:
         """``base`` is a folder of safetensors with all weights after ``update``. The outbox is a new one in ``parent``.
-        ``rounding`` is how bf16 engines are to hold their weights.
+        ``form`` is how bf16 engines are to hold their weights.
 
         Raises ``UserError`` if it cannot be made.
         """
-        self.ranks, self.rounding = ranks, rounding
+        self.ranks, self.form = ranks, form
         self.base, self.base_update, self.update = base, update, update
         self._digests: dict[int, str] = {}
         self.folder = ranks.on_first(lambda: _new_folder(parent))
@@ -82,7 +82,7 @@ class Outbox:
         """Give an engine what it lacks. Raises as the client does."""
         held = self._held(client.version())
         if held is None or not client.follows:
-            client.follow(self.run, self.folder, self.rounding)
+            client.follow(self.run, self.folder, self.form)
         if held is None:
             client.send_full(self.base_update, self.base, self.version(self.base_update))
             held = self.base_update

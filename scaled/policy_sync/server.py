@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -92,9 +94,15 @@ class EngineProcess:
         self.settings = settings
         self.port = settings.port or free_port()
         host = own_address(settings.host)
-        with socket.socket() as probe:
-            if probe.connect_ex((host, self.port)) == 0:
-                raise UserError(f"port {self.port} is taken by another program; set another, or none for a free one")
+        try:
+            with socket.create_server((settings.host, self.port)):
+                pass
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                what = f"port {self.port} is taken by another program; set another, or none for a free one"
+            else:
+                what = f"an engine cannot listen at {settings.host}:{self.port} ({error.strerror}); set another host"
+            raise UserError(what) from error
         self.url = f"http://{host}:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self._health = self.client()
@@ -154,8 +162,10 @@ class EngineProcess:
         return f"{(errors or lines or ['it is empty'])[-1].strip()[-500:]} (all of it: {self.settings.log})"
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
-        return self.process.wait()
+        """Its exit code, once it has ended; 1 for one that answers no more."""
+        while not self.died():
+            time.sleep(1.0)
+        return 1 if self.alive else self.process.returncode
 
     def stop(self) -> None:
         """Return when it and all that it has started are gone."""
@@ -173,11 +183,17 @@ def engine(
 
     Raises ``UserError`` as ``EngineProcess`` does.
     """
+    with running(settings) as process, process.client(wiring) as client:
+        process.await_health(client, waiting)
+        yield client
+
+
+@contextmanager
+def running(settings: EngineSettings) -> Iterator[EngineProcess]:
+    """An engine that was started, until the block is left. Raises ``UserError`` as ``EngineProcess`` does."""
     process = EngineProcess(settings)
     try:
-        with process.client(wiring) as client:
-            process.await_health(client, waiting)
-            yield client
+        yield process
     finally:
         process.stop()
 

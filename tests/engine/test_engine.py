@@ -94,8 +94,8 @@ def gap(pair: Pair, prompt: tuple[int, ...]) -> float:
     model = pair.trainer.model
     ends = EndOfResponse(model, byte_tokenizer(), ())
     found: dict[int, Response] = {}
-    generation = Generation(pair.client.version(), False, 300, 4, 1.0, 1, ends)
-    assert generation.collect({pair.client: [Request(0, asked("?")[0], prompt, 5)]}, found.__setitem__) == {}
+    generation = Generation(pair.client.version(), False, 300, 1.0, 1.0, 1, ends)
+    assert generation.collect({pair.client: [Request(0, asked("?")[0], prompt, 4, 5)]}, found.__setitem__) == {}
     tokens = torch.tensor([prompt + found[0].token_ids])
     with torch.no_grad():
         trainers = token_log_probs(model(tokens).logits[:, len(prompt) - 1 : -1], tokens[:, len(prompt) :], 1.0)[0]

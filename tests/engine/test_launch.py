@@ -16,8 +16,10 @@ import pytest
 from rich.console import Console
 
 from scaled.config_file import load_config
+from scaled.engine.token import TOKEN
 from scaled.errors import UserError
 from scaled.launch import launch
+from scaled.policy_sync.server import free_port
 from scaled.train import train
 from tests.engine.setting import PYTHON, ROOT
 
@@ -93,7 +95,7 @@ def require_gone(processes: list[psutil.Process]) -> None:
 
 
 def test_two_ranks_and_two_bf16_engines_stay_equal_bit_for_bit_though_an_engine_is_killed(model, tmp_path):
-    overrides = ("launch.ranks=2", "launch.engines=2", "engine.dtype=bfloat16", "updates=4")
+    overrides = ("launch.ranks=2", "launch.engines=2", "engine.dtype=bfloat16", "engine.low_halves=host", "updates=4")
     with launching(tmp_path, model, *overrides) as launched:
         until(lambda: any("q" in row for row in rows(tmp_path)), launched)
         all_of_it = family(launched)
@@ -173,3 +175,40 @@ def test_what_can_be_known_before_an_engine_starts_is_said_then(model, tmp_path)
         with pytest.raises(UserError, match=said):
             train(load_config(file, [f"engine.urls={urls}"]))
     assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_leaves_nothing_behind(model, tmp_path):
+    with launching(tmp_path, model, "updates=100") as launched:
+        until(lambda: any("q" in row for row in rows(tmp_path)), launched)
+        all_of_it = family(launched)
+        os.killpg(launched.pid, signal.SIGINT)  # as a terminal does it: to the whole group
+        output, _ = launched.communicate(timeout=120)
+    assert launched.returncode == 130, output
+    assert "--resume" in output
+    require_gone(all_of_it)
+    last = max(row["update"] for row in rows(tmp_path) if "q" in row)
+    assert (tmp_path / f"run/checkpoints/update-{last:06d}").is_dir()
+
+
+def test_an_engine_run_by_itself_serves_one_trainer_after_another_and_ends_when_its_core_has_died(model, tmp_path):
+    environment = os.environ | {TOKEN: "a-secret", "OMP_NUM_THREADS": "1"}
+    logra, port = str(ROOT / ".venv/bin/logra"), free_port()
+    command = [logra, "engine", str(model), "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "128"]
+    command += ["--engine-python", str(PYTHON), "--log", str(tmp_path / "engine.log")]
+    settings = {"env": environment, "cwd": ROOT, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, start_new_session=True, **settings, **pipes) as served:
+        try:
+            assert served.stdout.readline() == f"engine.urls=[http://127.0.0.1:{port}]\n"
+            for name, given in (("exact", ["engine.transport=broadcast"]), ("naive", ["engine.verify_every=0"])):
+                train = [logra, "train", str(config_file(tmp_path, model)), f"run={tmp_path / name}", "updates=2"]
+                train += [f"engine.urls=[http://127.0.0.1:{port}]", "engine.dtype=bfloat16", f"engine.rounding={name}"]
+                done = subprocess.run([*train, *given], timeout=240, **settings, **pipes)
+                assert done.returncode == 0, done.stdout
+            core = next(p for p in family(served) if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
+            core.kill()
+            output, _ = served.communicate(timeout=60)
+            assert served.returncode != 0
+            assert "the engine has ended, or answers no more" in output
+        finally:
+            served.kill()

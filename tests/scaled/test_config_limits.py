@@ -107,3 +107,16 @@ def test_weights_that_an_engine_rounds_are_bf16_and_not_compared_by_their_bits(r
 def test_engines_are_exact_unless_told_and_a_rounding_that_there_is_not_is_refused():
     assert load_config(Path("smollm2-demo"), ["engine.dtype=bfloat16"]).engine.rounding == "exact"
     assert "must be 'exact', 'naive' or 'stochastic'" in refusal("engine.rounding=up")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a:8000/v1", "http://a:8000/?x=1", "http://u:p@a:8000", "http://a:8000#x", "a:80"]
+)
+def test_an_engine_is_an_address_with_nothing_behind_it(url):
+    assert "is no address such as http://127.0.0.1:8000, with nothing behind" in refusal(f"engine.urls=['{url}']")
+    assert load_config(Path("smollm2-demo"), ["engine.urls=[http://a:8000/]"]).engine.urls == ("http://a:8000/",)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_engines_are_not_sent_to_all_addresses(host):
+    assert "stands for all addresses" in refusal(f"engine.meet_at='{host}'")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scaled.engine.token import TOKEN, RequireToken
+from scaled.errors import UserError
+from scaled.policy_sync.client import EngineClient
+from scaled.policy_sync.server import EngineProcess, EngineSettings
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -51,3 +56,20 @@ def test_an_engine_without_a_token_does_not_start(monkeypatch, value):
     monkeypatch.delenv(TOKEN) if value is None else monkeypatch.setenv(TOKEN, value)
     with pytest.raises(RuntimeError, match=f"set {TOKEN} to a secret"):
         RequireToken(app)
+
+
+@pytest.mark.parametrize("value", ["secret\n", "two words", "gehe\u00efm", "nul\x00"])
+def test_a_token_that_no_header_can_carry_is_one_error_on_either_side(monkeypatch, value):
+    with pytest.raises(UserError, match=f"{TOKEN} has a space, a line's end or a letter beyond ASCII"):
+        EngineClient("http://127.0.0.1:9", token=value)
+    monkeypatch.setattr("os.environ", {TOKEN: value})
+    with pytest.raises(UserError, match="set it to one word"):
+        RequireToken(app)
+
+
+@pytest.mark.parametrize("host", ["nonsense.invalid", "192.0.2.1"])
+def test_a_host_that_an_engine_cannot_listen_at_is_named_before_it_is_started(tmp_path, host):
+    settings = EngineSettings(Path(sys.executable), tmp_path, tmp_path / "log", host=host, port=9999)
+    with pytest.raises(UserError, match=f"an engine cannot listen at {host}:9999 .*set another host"):
+        EngineProcess(settings)
+    assert not (tmp_path / "log").exists()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from scaled.engine.stream import stream
-from scaled.engine.weights import ROUNDINGS, EngineWeights
+from scaled.engine.weights import PLACES, ROUNDINGS, EngineWeights, Form
 from scaled.errors import UserError
 from validation.receivers import bf16_bits
 
@@ -51,9 +51,10 @@ def nudged(weight: np.ndarray) -> int:
     return int(ties.sum())
 
 
+@pytest.mark.parametrize("low_halves", PLACES)
 @pytest.mark.parametrize("streamed", [False, True])
-def test_kept_low_halves_make_bf16_places_of_fused_tensors_exact_ties_included(streamed):
-    random, model, held = np.random.default_rng(0), Fused(), EngineWeights()
+def test_kept_low_halves_make_bf16_places_of_fused_tensors_exact_ties_included(streamed, low_halves):
+    random, model, held = np.random.default_rng(0), Fused(), EngineWeights(Form(low_halves=low_halves))
     wanted = {name: random.normal(1, 0.3, place.shape).astype(np.float32) for name, place in model.places().items()}
     wanted["k"][0, 0] = float_of(TIE)
 
@@ -89,7 +90,7 @@ def test_kept_low_halves_make_bf16_places_of_fused_tensors_exact_ties_included(s
 
 
 def test_rounding_to_the_nearest_loses_any_number_of_updates_below_half_a_unit():
-    naive, exact = EngineWeights("naive"), EngineWeights()
+    naive, exact = EngineWeights(Form("naive")), EngineWeights()
     lost, kept = place_of(0, 3), place_of(0, 3)
     for held, place in ((naive, lost), (exact, kept)):
         held.set(place, torch.ones(3))
@@ -104,7 +105,7 @@ def test_rounding_to_the_nearest_loses_any_number_of_updates_below_half_a_unit()
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("fraction", [0.01, 0.4, 0.99])
 def test_rounding_at_random_takes_either_neighbour_as_often_as_it_should(sign, fraction):
-    held, count = EngineWeights("stochastic"), 200_000
+    held, count = EngineWeights(Form("stochastic")), 200_000
     place = place_of(sign, count)
     held.subtract(place, torch.full((count,), sign * fraction * UNIT))
     moved = place.eq(sign * (1 - UNIT))
@@ -115,7 +116,7 @@ def test_rounding_at_random_takes_either_neighbour_as_often_as_it_should(sign, f
 
 
 def test_many_small_updates_rounded_at_random_arrive_in_the_mean():
-    held, count, updates = EngineWeights("stochastic"), 50_000, 40
+    held, count, updates = EngineWeights(Form("stochastic")), 50_000, 40
     place = place_of(0.9, count)
     start = place.double()
     for _ in range(updates):
@@ -128,7 +129,7 @@ def test_many_small_updates_rounded_at_random_arrive_in_the_mean():
 
 def test_what_is_a_bf16_number_already_is_left_as_it_is_and_whole_weights_are_rounded_to_the_nearest():
     for rounding in ROUNDINGS:
-        held, weight = EngineWeights(rounding), torch.randn(1000, generator=torch.Generator().manual_seed(1))
+        held, weight = EngineWeights(Form(rounding)), torch.randn(1000, generator=torch.Generator().manual_seed(1))
         place = place_of(0, 1000)
         held.set(place, weight)
         assert torch.equal(place, weight.to(torch.bfloat16))
@@ -144,10 +145,10 @@ def after_updates(held: EngineWeights) -> Tensor:
 
 
 def test_the_noise_is_the_same_again_from_one_seed_and_from_its_start():
-    held = EngineWeights("stochastic", seed=1)
+    held = EngineWeights(Form("stochastic"), seed=1)
     first = after_updates(held)
-    assert torch.equal(after_updates(EngineWeights("stochastic", seed=1)), first)
-    assert not torch.equal(after_updates(EngineWeights("stochastic", seed=2)), first)
+    assert torch.equal(after_updates(EngineWeights(Form("stochastic"), seed=1)), first)
+    assert not torch.equal(after_updates(EngineWeights(Form("stochastic"), seed=2)), first)
     assert not torch.equal(after_updates(held), first)
     held.clear()
     assert torch.equal(after_updates(held), first)
@@ -155,7 +156,7 @@ def test_the_noise_is_the_same_again_from_one_seed_and_from_its_start():
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_fp32_places_take_one_difference_whatever_the_rounding(rounding):
-    model, held = Fused(torch.float32), EngineWeights(rounding)
+    model, held = Fused(torch.float32), EngineWeights(Form(rounding))
     generator = torch.Generator().manual_seed(0)
     for name, place in model.places().items():
         weight, part = (torch.randn(place.shape, generator=generator) for _ in range(2))
@@ -168,7 +169,7 @@ def test_fp32_places_take_one_difference_whatever_the_rounding(rounding):
 
 @pytest.mark.parametrize("rounding", ["naive", "stochastic"])
 def test_places_in_the_loaders_hands_are_rounded_as_by_themselves(rounding):
-    model, alone, held, same = Fused(), Fused(), EngineWeights(rounding), EngineWeights(rounding)
+    model, alone, held, same = Fused(), Fused(), EngineWeights(Form(rounding)), EngineWeights(Form(rounding))
     generator = torch.Generator().manual_seed(0)
     for name, place in alone.places().items():
         weight, part = (torch.randn(place.shape, generator=generator) for _ in range(2))
@@ -181,4 +182,6 @@ def test_places_in_the_loaders_hands_are_rounded_as_by_themselves(rounding):
 
 def test_a_rounding_that_there_is_not_is_refused_with_those_that_there_are():
     with pytest.raises(UserError, match=r"engine\.rounding is 'up', not one of exact, naive, stochastic"):
-        EngineWeights("up")
+        Form("up")
+    with pytest.raises(UserError, match=r"engine\.low_halves is 'disk', not one of device, host"):
+        Form(low_halves="disk")

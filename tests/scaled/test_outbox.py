@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from scaled.engine.weights import Form
 from scaled.errors import UserError
 from scaled.policy_sync import outbox as module
 from scaled.policy_sync.outbox import Outbox, write_weights
@@ -26,8 +27,8 @@ class Recorder:
     def version(self) -> str:
         return self.at
 
-    def follow(self, run: str, folder: Path, rounding: str) -> None:
-        self.sent.append(("follow", run, rounding))
+    def follow(self, run: str, folder: Path, form: Form) -> None:
+        self.sent.append(("follow", run, form))
 
     def send_full(self, update: int, model: Path, version: str) -> None:
         self.sent.append(("full", update, model))
@@ -64,7 +65,7 @@ def test_an_engine_gets_what_it_lacks_and_a_strange_one_everything(outbox, tmp_p
 
 
 def test_an_engine_is_told_how_to_hold_its_weights(tmp_path):
-    for given, told in (((), "exact"), (("naive",), "naive")):
+    for given, told in (((), Form("exact", "device")), ((Form("naive", "host"),), Form("naive", "host"))):
         outbox, engine = Outbox(tmp_path, 0, tmp_path, ALONE, *given), Recorder()
         outbox.bring_up(engine)
         assert engine.sent[0] == ("follow", outbox.run, told)
