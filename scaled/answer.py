@@ -17,6 +17,7 @@ def answer(
     *,
     update: int,
     temperature: float,
+    top_p: float = 1.0,
     seed: int,
     advance: Callable[[int], None],
     ranks: Ranks = ALONE,
@@ -29,7 +30,12 @@ def answer(
     numbers = rollout.share(len(asked))
     with ranks.together():
         responses = rollout.respond(
-            [asked[number] for number in numbers], numbers, temperature=temperature, seed=seed, advance=advance
+            [asked[number] for number in numbers],
+            numbers,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            advance=advance,
         )
         scores = grader.grade(responses)
     found = {}

@@ -51,6 +51,7 @@ def chat(name: str, temperature: float) -> None:
                         tokenizer,
                         [Problem(id=f"line {number}", messages=messages, answer="")],
                         max_new_tokens=config.rollout.max_new_tokens if of_task else most,
+                        context=config.rollout.context if of_task else None,
                         temperature=temperature,
                         seed=derive_seed(0, "chat", number),
                         stop=config.rollout.stop if of_task else (),

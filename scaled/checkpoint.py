@@ -95,6 +95,11 @@ def latest_checkpoint(run: Path) -> Path | None:
     return next(reversed(_checkpoints(run)), None)
 
 
+def identity(checkpoint: Path) -> str:
+    """What no other checkpoint has: the digest of the list of its files, and so of all of them."""
+    return digest(checkpoint / _FILES)
+
+
 def verify(checkpoint: Path) -> None:
     """Compare every file of a checkpoint, the model's and the state's, with its digest.
 

@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 
 from scaled.bench.commands import bench
+from scaled.datasets.commands import data
 from scaled.errors import NumericalTrouble, UserError
 from scaled.interrupt import Interrupted, close_stdout
+from scaled.memory.commands import plan
 from scaled.options import ENGINE_PYTHON, Config, Dtype, EnginePython, Overrides
 
 app = typer.Typer(
@@ -22,7 +24,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench, name="bench")
+app.add_typer(data, name="data")
+app.command(epilog="Example: logra plan qwen2.5-math-7b launch.ranks=2 --card-gib 40")(plan)
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done, and what is missing.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.")]
 
 
@@ -31,9 +36,7 @@ def train(
     config: Config,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be done, and what is missing.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train a model as a configuration says.
 
@@ -41,17 +44,12 @@ def train(
 
     Ctrl-C saves and says how to go on.
     """
-    from scaled.config_file import load_config
-
-    settings = load_config(config, overrides or [])
     if dry_run:
-        from scaled.plan import plan
-
-        missing = plan(settings, Console(highlight=False), resume=resume)
-        raise typer.Exit(2 if missing else 0)
+        _plan(config, overrides, resume=resume)
+    from scaled.config_file import load_config
     from scaled.train import train as train_run
 
-    report = train_run(settings, resume=resume)
+    report = train_run(load_config(config, overrides or []), resume=resume)
     if os.environ.get("RANK", "0") == "0":
         print(f"report: {report}")
 
@@ -61,6 +59,7 @@ def launch(
     config: Config,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Start vLLM engines on this machine, and train with them.
 
@@ -68,6 +67,8 @@ def launch(
 
     Ctrl-C saves, ends all of them, and says how to go on.
     """
+    if dry_run:
+        _plan(config, overrides, resume=resume, launch=True)
     from scaled.launch import launch as launch_all
 
     raise typer.Exit(launch_all(config, overrides or [], Console(highlight=False), resume=resume))
@@ -89,23 +90,49 @@ def model(
     print(f"model: {fetch_model(name, folder)}")
 
 
-@app.command(epilog="Example: logra report runs/demo")
-def report(run: RunFolder) -> None:
-    """Write the report of a run, finished or not, as one HTML page, and say where it is."""
+@app.command(epilog="Example: logra report runs/demo, or logra report runs/demo runs/dense --output both.html")
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="The folder of a run, or of several to compare.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Where the page goes: report.html in the run's folder, or comparison.html in this one."),
+    ] = None,
+) -> None:
+    """Write the report of a run, finished or not, as one HTML page, and say where it is.
+
+    Of several runs, one page with their curves over each other, their final figures and what differs in settings.
+    """
+    from scaled.comparison import write_comparison
     from scaled.report import write_report
 
-    print(f"report: {write_report(run)}")
+    if output and output.suffix.lower() not in (".html", ".htm"):  # a log of the run, perhaps, that would be lost
+        raise UserError(f"--output {output} is to be an HTML page; give it a name that ends in .html")
+    if len(runs) == 1:
+        page = write_report(runs[0], output)
+    else:
+        page = write_comparison(runs, output or Path("comparison.html"))
+    print(f"report: {page}")
 
 
 @app.command("eval", epilog="Example: logra eval runs/demo evaluation.samples=4")
-def evaluate(config: Config, overrides: Overrides = None) -> None:
+def evaluate(
+    config: Config,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The file that takes each answer with its score, as jsonl.")] = None,
+) -> None:
     """Answer the held-out problems and show accuracy with 95 % intervals.
 
     Of a run's folder it takes the last checkpoint, of a configuration the model before training.
+
+    With rollout.backend=vllm it starts engines, or asks those that engine.urls names.
+
+    After Ctrl-C the same command goes on from the answers in the file.
     """
     from scaled.evaluate_run import evaluate_run
 
-    evaluate_run(config, overrides or [])
+    print(f"answers: {evaluate_run(config, overrides or [], out)}")
 
 
 @app.command(epilog="Example: logra chat runs/demo, then type 7 + 5")
@@ -190,6 +217,15 @@ def doctor(
 
     well = examine(config, overrides or [], Console(highlight=False))
     raise typer.Exit(0 if well else 2)
+
+
+def _plan(config: Path, overrides: list[str] | None, *, resume: bool, launch: bool = False) -> NoReturn:
+    from scaled.config_file import load_config
+    from scaled.plan import plan as show_plan
+
+    settings = load_config(config, overrides or [])
+    missing = show_plan(settings, Console(highlight=False), resume=resume, launch=launch)
+    raise typer.Exit(2 if missing else 0)
 
 
 def main() -> None:

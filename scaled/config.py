@@ -123,11 +123,13 @@ class RunConfig(Section):
     threads: Annotated[int, Field(gt=0, le=1024)] | None = None
     """CPU threads of torch; its default if not given."""
     reward: str = "exact_match"
-    """`exact_match`, or the import path of a function of your own: `my_package.my_module:score`."""
+    """`exact_match`; `verifier`, each row's own; or the path of a function of yours: `my_package.my_module:score`."""
     skip_without_signal: bool = True
     """Skip a batch whose advantages are all equal; η would make a full step of its noise."""
     on_non_finite: Literal["stop", "skip"] = "stop"
     """What to do when a loss, a sketch or the predicted KL is not finite; the weights are left untouched."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where the numbers of the log go too: TensorBoard (files in the run's folder), Weights & Biases."""
     policy_sync: Literal["factors", "full"] = "factors"
     """How engines get an update: as LoGRA's factors (±1 projections, new ones each time), or as all weights."""
     model: ModelConfig
@@ -165,7 +167,7 @@ class RunConfig(Section):
     @property
     def longest(self) -> int | None:
         """The most tokens that engines take; None without engines or without a limit but the model's."""
-        return self.engine.max_model_len if self.rollout.backend == "vllm" else None
+        return (self.engine.max_model_len or self.rollout.context) if self.rollout.backend == "vllm" else None
 
     @property
     def sends_factors(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import regex
 from pydantic import Field, field_validator, model_validator
 
 from scaled.section import Count, CountOrZero, Finite, LocalPath, Positive, Section, Temperature, Text
+
+DEFAULT_MAX_NEW_TOKENS = 1024
 
 
 class ModelConfig(Section):
@@ -55,8 +57,10 @@ class RolloutConfig(Section):
     """Problems in a batch."""
     responses_per_prompt: Count = 1
     """Responses to each problem."""
-    max_new_tokens: Count = 1024
-    """A response is cut after so many tokens."""
+    max_new_tokens: Count | None = None
+    """A response is cut after so many tokens (default 1024, or where `context` ends)."""
+    context: Count | None = None
+    """The most tokens of a prompt and its response together (the paper: 4,096)."""
     temperature: Temperature = 1.0
     """The sampling temperature, also that of the policy in loss and KL."""
     stop: tuple[Text, ...] = ()
@@ -64,16 +68,33 @@ class RolloutConfig(Section):
     batch: Count = 64
     """Responses generated at once in the trainer's process."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _default_limit(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("max_new_tokens") is None and data.get("context") is None:
+            return data | {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS}
+        return data
+
+    @property
+    def limit(self) -> str:
+        """How long a response may be, in words."""
+        new, context = self.max_new_tokens, self.context
+        return " and ".join(
+            ([f"at most {new} tokens"] if new else []) + ([f"at most {context} with the prompt"] if context else [])
+        )
+
 
 class RewardConfig(Section):
     """Kept apart from the `reward` key, which names the function alone."""
 
     failure_reward: Finite = -0.01
-    """The reward of a wrong response."""
+    """The reward of a response that is wrong, or in which no answer can be found."""
     answer_pattern: str | None = None
     """A regular expression that a well-formed answer matches whole; its share is reported beside accuracy."""
     timeout: Positive = 10.0
-    """Seconds that a reward function of your own may take for one response."""
+    """Seconds that a verifier, or a reward function of your own, may take for one response."""
+    memory: Positive = 2.0
+    """GiB that a process which grades may map beyond what it has mapped after its imports."""
 
     @field_validator("answer_pattern")
     @classmethod
@@ -96,3 +117,5 @@ class EvaluationConfig(Section):
     """Also one greedy response to each problem."""
     temperature: Temperature = 1.0
     """The temperature of the sampled responses."""
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    """Sample from the likeliest tokens that have so much of the probability. Training always samples from all."""

@@ -58,6 +58,15 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
+def settings_of(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each setting of a dumped configuration by its dotted key."""
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from settings_of(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _keys(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):

@@ -14,7 +14,7 @@ from typing import Any
 
 from scaled.config_data import DataConfig
 from scaled.errors import UserError
-from scaled.records import Message, Problem
+from scaled.records import VERIFIERS, Message, Problem
 from scaled.seeds import derive_seed
 from scaled.tasks import arithmetic, arithmetic_group
 
@@ -30,8 +30,8 @@ def load_problems(path: Path) -> list[Problem]:
     """The problems of a jsonl file: UTF-8, one object a line, blank lines skipped.
 
     A row has ``messages`` (a list of {role, content}), ``answer`` (a string or a number), and, if wanted, ``id``
-    (by default file:line) and ``source``; other keys are ignored. Raises a ``UserError`` that lists the first 20 bad
-    rows with file and line.
+    (by default file:line), ``source``, ``verifier`` and ``metadata`` (an object); other keys are ignored. Raises a
+    ``UserError`` that lists the first 20 bad rows with file and line.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no ordinary file, and a run that is resumed reads it again; give a jsonl file")
@@ -47,7 +47,7 @@ def load_problems(path: Path) -> list[Problem]:
         if not line.strip():
             continue
         try:
-            problem = _read_row(line, default_id=f"{path}:{number}")
+            problem = read_row(parse_row(line), default_id=f"{path}:{number}")
             if problem.id in line_of_id:
                 raise RowError(
                     f"`id` {problem.id!r} is that of line {line_of_id[problem.id]} too; give each row its own"
@@ -65,13 +65,18 @@ def load_problems(path: Path) -> list[Problem]:
     return problems
 
 
-def _read_row(line: bytes, default_id: str) -> Problem:
+def parse_row(line: bytes) -> Any:
+    """The JSON of a line. Raises ``RowError``."""
     try:
-        row = json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise RowError(f"byte {error.start + 1} is not UTF-8; save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise RowError(f"not valid JSON ({error}); write one JSON object on each line") from error
+
+
+def read_row(row: Any, default_id: str) -> Problem:
+    """The problem that a row says, of the keys that ``load_problems`` names. Raises ``RowError``."""
     if not isinstance(row, dict):
         raise RowError(f'the row is {shown(row)}, not an object; write {{"messages": […], "answer": …}}')
     messages = _read_messages(row)
@@ -83,12 +88,17 @@ def _read_row(line: bytes, default_id: str) -> Problem:
         answer = str(answer)
     if not isinstance(answer, str) or not answer.strip():
         raise RowError(f"`answer` is {shown(answer)}; give a string that is not blank, or a finite number")
-    row_id, source = row.get("id", default_id), row.get("source", "")
+    row_id, source, verifier = row.get("id", default_id), row.get("source", ""), row.get("verifier", "")
+    metadata = row.get("metadata", {})
     if isinstance(row_id, int) and not isinstance(row_id, bool):
         row_id = str(row_id)
     for name, value in (("id", row_id), ("source", source)):
         if not isinstance(value, str):
             raise RowError(f"`{name}` is {shown(value)}; give a string or leave it out")
+    if verifier not in ("", *VERIFIERS):
+        raise RowError(f"`verifier` is {shown(verifier)}; use one of {', '.join(VERIFIERS)} or leave it out")
+    if not isinstance(metadata, dict):
+        raise RowError(f"`metadata` is {shown(metadata)}; give an object or leave it out")
     # JSON can spell half of a surrogate pair, which no tokenizer and no file takes later on.
     for text in (answer, row_id, source, *(message["content"] for message in messages)):
         try:
@@ -96,7 +106,7 @@ def _read_row(line: bytes, default_id: str) -> Problem:
         except UnicodeEncodeError as error:
             half = text[error.start].encode("ascii", "backslashreplace").decode()
             raise RowError(f"{half} is half of a surrogate pair; write the whole character") from error
-    return Problem(id=row_id, messages=messages, answer=answer, source=source)
+    return Problem(row_id, messages, answer, source, verifier, metadata)
 
 
 def _read_messages(row: dict[str, Any]) -> tuple[Message, ...]:

@@ -4,45 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from scaled.answer import answer
-from scaled.config import RunConfig
+from scaled.bootstrap import bootstrap_interval
+from scaled.config import EvaluationConfig, RunConfig
 from scaled.errors import UserError
+from scaled.macro import macro_average
 from scaled.ranks import ALONE, Ranks
 from scaled.records import Problem, Response, Score
 from scaled.rewards import Grader
 from scaled.rollout import Rollout
 from scaled.seeds import derive_seed
 
-RESAMPLES = 10_000
-AT_ONCE = 4_000_000  # problems drawn at once: 64 MB
-LEVEL = 0.95
-
 Answered = list[tuple[Response, Score]]
-
-
-def bootstrap_interval(
-    numerators: Sequence[float], denominators: Sequence[float], *, seed: int
-) -> tuple[float, float] | None:
-    """The 95 % percentile interval of Σ numerators / Σ denominators, one pair a problem, problems resampled.
-
-    Responses to one problem are not independent, so whole problems are drawn. None where no denominator is above 0;
-    a sample without variation gives its own value twice.
-    """
-    above, below = np.asarray(numerators, float), np.asarray(denominators, float)
-    if below.sum() == 0:
-        return None
-    generator = np.random.default_rng(seed)
-    sums = []
-    for block in np.array_split(np.arange(RESAMPLES), -(-RESAMPLES * len(below) // AT_ONCE)):
-        drawn = generator.integers(len(below), size=(len(block), len(below)))
-        sums.append([above[drawn].sum(axis=1), below[drawn].sum(axis=1)])
-    above, below = np.concatenate(sums, axis=1)
-    low, high = np.quantile(above[below > 0] / below[below > 0], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
 
 
 def evaluate(
@@ -60,13 +37,9 @@ def evaluate(
     The random numbers are the same at every update, so that before and after are compared on the same draws.
     Raises ``UserError`` if there are no problems.
     """
-    if not problems:
-        raise UserError("there are no held-out problems; set data.held_out above 0 or give data.held_out_file")
-    settings = config.evaluation
+    require_problems(problems)
     rows, answered = [], {}
-    for name, samples, temperature in (("greedy", 1, 0.0), ("sampled", settings.samples, settings.temperature)):
-        if name == "greedy" and not settings.greedy:
-            continue
+    for name, samples, temperature, top_p in ways(config.evaluation):
         started = perf_counter()
         responses, scores = answer(
             rollout,
@@ -74,6 +47,7 @@ def evaluate(
             grader,
             update=update,
             temperature=temperature,
+            top_p=top_p,
             seed=derive_seed(config.seed, "evaluate"),
             advance=advance,
             ranks=ranks,
@@ -84,11 +58,35 @@ def evaluate(
     return rows, answered
 
 
-def summarise(responses: Sequence[Response], scores: Sequence[Score], samples: int, *, seed: int) -> dict[str, Any]:
+def require_problems(problems: Sequence[Problem]) -> None:
+    """Raises ``UserError`` if there are none."""
+    if not problems:
+        raise UserError("there are no held-out problems; set data.held_out above 0 or give data.held_out_file")
+
+
+def ways(settings: EvaluationConfig) -> list[tuple[str, int, float, float]]:
+    """How each problem is answered: by name, how often, at which temperature and which top-p."""
+    greedy = [("greedy", 1, 0.0, 1.0)] if settings.greedy else []
+    return [*greedy, ("sampled", settings.samples, settings.temperature, settings.top_p)]
+
+
+class Answer(Protocol):
+    """What is summed up of a response."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def truncated(self) -> bool: ...
+
+
+def summarise(responses: Sequence[Answer], scores: Sequence[Score], samples: int, *, seed: int) -> dict[str, Any]:
     """The figures of one evaluation, from ``samples`` responses in a row to each problem.
 
     pass@1 is the mean over responses, pass@k the share of problems with any right one. A response on which the grader
-    failed is counted apart and leaves the means: it is no wrong answer.
+    failed is counted apart and leaves the means: it is no wrong answer. One without an answer to read is wrong, and
+    the share of these is reported as well.
     """
 
     def by_problem(of: Callable[[Score], float]) -> np.ndarray:
@@ -119,6 +117,13 @@ def summarise(responses: Sequence[Response], scores: Sequence[Score], samples: i
         "accuracy_of_well_formed": share(both, formed),
         "accuracy_of_well_formed_interval": interval(both, formed),
         "truncated": sum(response.truncated for response in responses) / len(responses),
-        "response_tokens": sum(len(response.token_ids) for response in responses) / len(responses),
+        "response_tokens": sum(response.length for response in responses) / len(responses),
+        "unparseable": share(by_problem(lambda score: score.outcome == "unparseable"), graded),
         "grader_failed": int((1 - graded).sum()),
+        **macro_average(
+            [response.problem.source for response in responses[::samples]],
+            by_problem(lambda score: score.credit or 0.0),
+            graded,
+            seed=seed,
+        ),
     }

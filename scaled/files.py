@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,10 +14,15 @@ from scaled.errors import UserError
 
 def save_text(path: Path, text: str) -> None:
     """Write a text file whole: a reader, also after a crash, finds the old text or the new one."""
+    save_lines(path, [text])
+
+
+def save_lines(path: Path, lines: Iterable[str]) -> None:
+    """The same for what comes piece by piece, and need not fit in memory; nothing is left if ``lines`` raises."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
+            file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -26,6 +32,9 @@ def save_text(path: Path, text: str) -> None:
         raise UserError(
             f"{path} cannot be written: {error.strerror}; it is as it was. Make room or choose another place."
         ) from error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:

@@ -12,9 +12,10 @@ LARGEST_COUNT = 10**15  # beyond it, an axis in floating point cannot tell neigh
 LARGEST = 1e300  # of what is summed; JSON allows numbers that no float holds
 COUNTS = ("update", "batch")
 ALWAYS = ("seconds", "peak_bytes")
-SHARES = ("pass_at_1", "pass_at_k", "well_formed", "accuracy_of_well_formed", "problems", "samples")
+SHARES = ("pass_at_1", "pass_at_k", "well_formed", "accuracy_of_well_formed", "problems", "samples", "macro_score")
 TEXTS = ("method", "skipped", "eval", "kind", "id", "prompt", "text", "answer", "outcome", "stop_reason")
 SAMPLE_FIELDS = (*COUNTS, "kind", "id", "prompt", "text", "answer", "reward", "outcome", "stop_reason", "tokens")
+LATER = ("unparseable", "macro_score", "macro_score_interval", "by_source")  # older logs lack them
 # All that a reader needs of a batch that gave no update.
 SKIPPED_FIELDS = (*COUNTS, "skipped", "seconds", "peak_bytes")
 
@@ -31,9 +32,8 @@ def samples_log(run: Path) -> JsonLines:
 
 def metrics_trouble(row: dict[str, Any]) -> str | None:
     """What keeps a row of ``metrics.jsonl`` from being read, or None."""
-    if "eval" in row:
-        return fields_trouble(row, tuple(EVALUATION_FIELDS))
-    return fields_trouble(row, SKIPPED_FIELDS if row.get("skipped") else tuple(UPDATE_FIELDS))
+    wanted = EVALUATION_FIELDS if "eval" in row else SKIPPED_FIELDS if row.get("skipped") else UPDATE_FIELDS
+    return fields_trouble(row, tuple(name for name in wanted if name in row or name not in LATER))
 
 
 def fields_trouble(row: dict[str, Any], fields: tuple[str, ...]) -> str | None:
@@ -49,6 +49,9 @@ def fields_trouble(row: dict[str, Any], fields: tuple[str, ...]) -> str | None:
         elif "interval" in name:
             pair = isinstance(value, list) and len(value) == 2 and all(map(_is_finite, value))
             wanted, right = "null or a pair of numbers", value is None or pair
+        elif name == "by_source":
+            known = isinstance(value, dict) and all(score is None or _is_finite(score) for score in value.values())
+            wanted, right = "null or numbers by name", value is None or known
         elif name in ALWAYS:
             wanted, right = "a number", _is_finite(value)
         elif name in SHARES:

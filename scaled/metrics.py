@@ -25,6 +25,7 @@ UPDATE_FIELDS = {
     "reward": "mean reward of the batch",
     "right": "share of the responses that are right",
     "well_formed": "share of the responses that have the form of an answer, right or wrong",
+    "unparseable": "share of the responses in which no answer could be found; these are wrong",
     "grader_failed": "responses that the reward function could not score; they are not trained on",
     "advantage_std": "standard deviation of the advantages over the batch",
     "baseline": "running average of the reward, this batch included",
@@ -73,7 +74,11 @@ EVALUATION_FIELDS = {
     "accuracy_of_well_formed_interval": "its 95% interval",
     "truncated": "share of the responses that were cut by the limit of tokens",
     "response_tokens": "mean length of the responses, in tokens",
+    "unparseable": "share of the responses in which no answer could be found; these are wrong",
     "grader_failed": "responses that the reward function could not score; they count nowhere else",
+    "macro_score": "mean of the tasks' mean scores, each task counting the same; null with fewer than two tasks",
+    "macro_score_interval": "its 95% interval, problems drawn within tasks",
+    "by_source": "mean score of each task, by the problems' source; null with fewer than two tasks",
     "seconds": "seconds of the evaluation",
 }
 """The fields of a row of ``metrics.jsonl`` that stands for an evaluation on held-out problems."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -105,17 +106,19 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     return model, tokenizer
 
 
-def load_skeleton(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_skeleton(config: ModelConfig, *, fetch: bool = True) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model without its weights, on the meta device, for the shapes, and its tokenizer. Raises as ``load_model``
-    does, but for what only the weights show."""
+    does, but for what only the weights show; without ``fetch`` also for a model on the hub that is not here yet."""
     source = resolve_model(config.path)
     with quiet(), loading(config.path):
-        settings = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        settings = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=not fetch)
         _refuse_quantised(settings, config.path)
         _refuse_integers(source, config.path)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=not fetch)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+        with suppress(OSError):  # a folder without one; some name more ends of a response than config.json
+            model.generation_config = GenerationConfig.from_pretrained(source, local_files_only=not fetch)
     _check_tokenizer(tokenizer, config.path)
     _fit_tokens(tokenizer, model, config.path)
     return model, tokenizer

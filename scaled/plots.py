@@ -1,65 +1,19 @@
-"""The plots of a report: SVG to stand in the page, its text in the reader's font, its ids clashing with no other's."""
+"""The plots of a run's report."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from itertools import cycle
 from statistics import median
-from typing import Any, NamedTuple
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
-Rows = Sequence[dict[str, Any]]
+from scaled.figures import BLUE, FEW, GREEN, GREY, ORANGE, PINK, Plot, Rows, drawing, drawn, number
 
-BLUE, ORANGE, GREEN, GREY, RED = "#3056d3", "#e07a1f", "#2b9a66", "#98a1b3", "#d1435b"
-STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "logra",  # the same log gives the same bytes
-    "text.parse_math": False,
-    "font.size": 10,
-    "axes.edgecolor": "#c3c9d5",
-    "axes.labelcolor": "#5a6478",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#eceef3",
-    "xtick.color": "#5a6478",
-    "ytick.color": "#5a6478",
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "lines.linewidth": 1.6,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "legend.labelcolor": "#30384a",
-}
-FEW = 60  # points that are drawn one by one
-TINY, HUGE = 1e-100, 1e100  # far beyond what is measured; matplotlib's axes underflow and overflow not far beyond them
-
-
-class Plot(NamedTuple):
-    """A figure of the page."""
-
-    title: str
-    caption: str
-    svg: str
-
-
-def number(value: Any) -> float:
-    """A value of a row; NaN where there is none. (A log has NaN and infinities as strings, which ``float`` takes.)"""
-    return math.nan if value is None else float(value)
-
-
-def drawn(value: float) -> float:
-    """The value as an axis takes it: NaN, a gap, where it is infinite or huge, and 0 where it is tiny."""
-    return math.nan if not abs(value) <= HUGE else value if abs(value) >= TINY else 0.0
+SMALL = FuncFormatter(lambda value, _: f"{value:.1e}" if value else "0")
 
 
 def kl_ratios(updates: Rows) -> list[float]:
@@ -96,33 +50,12 @@ class _Plots:
         marks = "o" if few and style == "-" else ""
         axes.plot(self.at, shown, style + marks, color=colour, label=label, markersize=4 if few else 1.5)
 
-    @contextmanager
-    def plot(
-        self, title: str, caption: str, *, logarithmic: bool = False, shares: bool = False, from_zero: bool = False
-    ) -> Iterator[Axes]:
-        """Axes to draw on; what was drawn becomes a plot of the page."""
-        with matplotlib.rc_context(STYLE):
-            figure = Figure(figsize=(5.4, 2.7), layout="constrained")
-            axes = figure.add_subplot(xlabel="update")
-            if logarithmic:
-                axes.set_yscale("log")
-            yield axes
-            axes.set_xlim(min(self.at) - 0.6, max(self.at) + 0.6)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-            if logarithmic:
-                _label_log_axis(axes)
-            if from_zero and axes.dataLim.ymax > 0:
-                axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
-            if shares:
-                axes.set_ylim(0, 1.02)
-                axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
-            if len(axes.get_legend_handles_labels()[1]) > 1:
-                figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=4)
-            self.done.append(Plot(title, caption, _svg(figure, title, len(self.done))))
+    def plot(self, title: str, caption: str, **how: bool) -> AbstractContextManager[Axes]:
+        return drawing(self.done, self.at, title, caption, **how)
 
 
 def evaluation_plots(evaluations: Rows) -> list[Plot]:
-    """Held-out accuracy by update, with its intervals; the prefix keeps the ids apart from those of other plots."""
+    """Held-out accuracy by update, with its intervals."""
     plots = _Plots(evaluations)
     with plots.plot(
         "Right answers to held-out problems",
@@ -130,7 +63,8 @@ def evaluation_plots(evaluations: Rows) -> list[Plot]:
         "training. Bars are 95% intervals.",
         shares=True,
     ) as axes:
-        for name, colour in zip(dict.fromkeys(row["eval"] for row in evaluations), (BLUE, ORANGE, GREEN), strict=False):
+        kinds = dict.fromkeys(row["eval"] for row in evaluations)
+        for name, colour in zip(kinds, cycle((BLUE, ORANGE, GREEN, PINK)), strict=False):
             rows = [row for row in evaluations if row["eval"] == name]
             at, right = [row["update"] for row in rows], [drawn(number(row["pass_at_1"])) for row in rows]
             low, high = zip(*(map(drawn, map(number, row["interval"])) for row in rows), strict=True)
@@ -158,6 +92,17 @@ def update_plots(updates: Rows, alpha_max: float) -> list[Plot]:
         if plots.has("well_formed"):
             line(axes, column("well_formed"), ORANGE, "well-formed")
         line(axes, column("right"), BLUE, "right")
+    if plots.has("response_tokens"):
+        with plots.plot(
+            "Length of the responses", "Mean over the batch, in tokens, without the prompt.", from_zero=True
+        ) as axes:
+            line(axes, column("response_tokens"), BLUE, "tokens")
+        with plots.plot(
+            "Responses cut by the limit of tokens",
+            "Share of the sampled responses. What is cut rarely has an answer, and is then graded as wrong.",
+            shares=True,
+        ) as axes:
+            line(axes, column("truncated"), BLUE, "cut")
     if plots.has("realised_kl"):
         with plots.plot(
             "How far each update moved the policy",
@@ -205,7 +150,7 @@ def update_plots(updates: Rows, alpha_max: float) -> list[Plot]:
             "Norm of the update over the norm of the weights that are trained, α included.",
             from_zero=True,
         ) as axes:
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.1e}" if value else "0"))
+            axes.yaxis.set_major_formatter(SMALL)
             line(axes, ratios, BLUE, "update")
     if plots.has("sketch_norm"):
         with plots.plot(
@@ -214,6 +159,16 @@ def update_plots(updates: Rows, alpha_max: float) -> list[Plot]:
             logarithmic=True,
         ) as axes:
             line(axes, column("sketch_norm"), BLUE, "sketches")
+    if plots.has("log_prob_difference"):
+        with plots.plot(
+            "Mismatch of engine and trainer",
+            "In nats a token: the mean distance of their log-probabilities, their mean gap on completed responses, and "
+            "the running average of that gap, which comes off the KL budget.",
+        ) as axes:
+            axes.yaxis.set_major_formatter(SMALL)
+            line(axes, column("log_prob_difference"), GREY, "distance", "--")
+            line(axes, column("mismatch_kl"), ORANGE, "gap", "o")
+            line(axes, column("mismatch_smoothed"), BLUE, "smoothed")
     if plots.has("seconds_rollout"):
         with plots.plot(
             "Seconds by phase",
@@ -229,7 +184,7 @@ def update_plots(updates: Rows, alpha_max: float) -> list[Plot]:
 
 def _stack(axes: Axes, plots: _Plots) -> None:
     below = [0.0] * len(plots.at)
-    for phase, colour in {"rollout": BLUE, "train": ORANGE, "probe": GREEN, "update": RED, "sync": GREY}.items():
+    for phase, colour in {"rollout": BLUE, "train": ORANGE, "probe": GREEN, "update": PINK, "sync": GREY}.items():
         field = f"seconds_{phase}"
         if not plots.has(field):
             continue
@@ -240,27 +195,3 @@ def _stack(axes: Axes, plots: _Plots) -> None:
             heights = [high - low for high, low in zip(above, below, strict=True)]
             axes.bar(plots.at, heights, 0.8, below, color=colour, label=phase, linewidth=0)
         below = above
-
-
-def _label_log_axis(axes: Axes) -> None:
-    """At 1, 2 and 5, of which a decade always has three, while there are few decades; matplotlib's own choice is the
-    decades alone, or fractions of a number if there is none."""
-    low, high = axes.get_ylim()
-    if high / low < 10:
-        middle = math.sqrt(low * high)
-        axes.set_ylim(middle / math.sqrt(10), middle * math.sqrt(10))
-    narrow = high / low < 500
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _svg(figure: Figure, title: str, index: int) -> str:
-    buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
-    prefix = f"{re.sub('[^a-z]', '-', title.lower())}-{index}-"
-    svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}", svg)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)

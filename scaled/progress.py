@@ -105,6 +105,9 @@ class RunProgress:
             f"{row['eval']} {row['pass_at_1']:.1%} right",
             f"95% interval [{low:.1%}, {high:.1%}]",
             _part("well-formed {:.1%}", row["well_formed"]),
+            _part("no answer {:.1%}", row.get("unparseable") or None),
+            _part(f"any of {row['samples']} right {{:.1%}}", row["pass_at_k"]) if row.get("samples", 1) > 1 else "",
+            _part("mean over tasks {:.1%}", row.get("macro_score")),
         )
 
     def note(self, text: str) -> None:

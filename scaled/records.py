@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Message = dict[str, str]
+VERIFIERS = ("math", "exact", "reasoning-gym")
 
 
 @dataclass(frozen=True)
@@ -13,13 +14,17 @@ class Problem:
     """One row of data.
 
     ``messages`` is a chat as transformers takes it (``role`` and ``content``). If the last message is the
-    assistant's, it is the beginning of the answer, and the model continues it.
+    assistant's, it is the beginning of the answer, and the model continues it. ``verifier`` names the grader that
+    the row asks for (one of ``VERIFIERS``; empty if it asks for none), and ``metadata`` is what that grader needs
+    beyond the answer, of JSON's types.
     """
 
     id: str
     messages: tuple[Message, ...]
     answer: str
     source: str = ""
+    verifier: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,11 @@ class Response:
     other_version: bool = False
 
     @property
+    def length(self) -> int:
+        """In tokens."""
+        return len(self.token_ids)
+
+    @property
     def truncated(self) -> bool:
         return self.stop_reason == "length"
 
@@ -50,12 +60,18 @@ class Response:
 class Score:
     """A grader's verdict.
 
-    ``reward`` is what RL is given; ``outcome`` says why. A grader that failed (raised, ran out of time, returned
-    no number) gives ``failed`` and a reward of None: such a response is shown and left out, never trained on as
-    wrong.
+    ``reward`` is what RL is given; ``outcome`` says why. ``unparseable``: no answer could be read from the response,
+    which counts as wrong. A grader that failed (raised, ran out of time, returned no number) gives ``failed`` and a
+    reward of None: such a response is shown and left out, never trained on as wrong. ``credit`` is the verifier's own
+    score in [0, 1], by default 1 for ``right`` and 0 else; None where it failed.
     """
 
     reward: float | None
-    outcome: Literal["right", "wrong", "failed"]
+    outcome: Literal["right", "wrong", "unparseable", "failed"]
     well_formed: bool | None = field(default=None)
     reason: str = ""
+    credit: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.credit is None and self.outcome != "failed":
+            object.__setattr__(self, "credit", float(self.outcome == "right"))

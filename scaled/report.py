@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import jinja2
-
 from scaled.config import RunConfig
-from scaled.config_file import dump_config, load_config
-from scaled.errors import UserError
+from scaled.config_file import dump_config
+from scaled.figures import Rows, number
 from scaled.files import save_text
-from scaled.log_rows import metrics_log, samples_log
+from scaled.log_rows import samples_log
+from scaled.logged import read_run
 from scaled.metrics import EVALUATION_FIELDS, UPDATE_FIELDS
-from scaled.plots import Rows, evaluation_plots, kl_ratios, median_ratio, number, update_plots
+from scaled.page import render
+from scaled.plots import evaluation_plots, kl_ratios, median_ratio, update_plots
 
 COLUMNS = {
     "update": ("update", "{:.0f}"),
@@ -42,41 +42,33 @@ FORMS = {
     "well-formed, of all": ("well_formed", "well_formed_interval"),
     "right, of the well-formed": ("accuracy_of_well_formed", "accuracy_of_well_formed_interval"),
 }
+# Shares that only some graders know.
+GRADED = {
+    "mean score over tasks": ("macro_score", "macro_score_interval"),
+    "no answer to be read, of all": ("unparseable", "unparseable_interval"),
+}
 SHOWN_SAMPLES = 16
 
 
-def write_report(run: Path) -> Path:
-    """Write ``report.html`` into the folder of a run, finished or not, and return its path.
+def write_report(run: Path, output: Path | None = None) -> Path:
+    """Write the report of a run, finished or not, and return its path: ``output``, or ``report.html`` in its folder.
 
     Raises ``UserError`` for a folder without a log or with a broken one.
     """
-    rows = metrics_log(run).rows()
-    if not rows:
-        raise UserError(
-            f"{run} has no metrics.jsonl with a row in it, so there is nothing to report; is it a run's folder?"
-        )
-    config = load_config(run / "config.yaml")
-    evaluations = [row for row in rows if row.get("pass_at_1") is not None]
-    batches = [row for row in rows if "eval" not in row]
-    updates = [row for row in batches if not row["skipped"]]
-    page = jinja2.Environment(
-        loader=jinja2.PackageLoader("scaled", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_visible,
-    )
-    page.filters["percent"] = lambda share: "–" if share is None else f"{100 * share:.1f}%"
+    _, config, batches, updates, evaluations = read_run(run)
     plots = (evaluation_plots(evaluations) if evaluations else []) + (
         update_plots(updates, config.control.alpha_max) if updates else []
     )
-    text = page.get_template("report.html.jinja").render(
+    text = render(
+        "report.html.jinja",
         title=f"{Path(config.model.path).name} on {_task(config)}",
         status=_status(run, config, batches, updates),
         cards=_cards(evaluations),
-        forms=_forms(evaluations),
+        forms=_shares(evaluations, FORMS, lambda row: row["well_formed"] is not None),
         form_headings=list(FORMS),
+        graded=_shares(evaluations, GRADED, lambda row: any(row.get(share) for share, _ in GRADED.values())),
+        graded_headings=list(GRADED),
+        sources=_sources(evaluations),
         facts=_facts(config, batches, updates),
         story=_story(config),
         plots=plots,
@@ -91,16 +83,9 @@ def write_report(run: Path) -> Path:
         yaml=dump_config(config),
         config=config,
     )
-    path = run / "report.html"
+    path = output or run / "report.html"
     save_text(path, text)
     return path
-
-
-def _visible(value: Any) -> Any:
-    """Codes in a model's text, which would be invalid in the page or turn its order, as escapes."""
-    if type(value) is not str:  # markup is our own
-        return value
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in value)
 
 
 def _legend(fields: dict[str, str], rows: Rows) -> list[tuple[str, str, str]]:
@@ -164,16 +149,33 @@ def _verdict(moments: Sequence[dict[str, Any]]) -> str:
     return "The intervals overlap: this does not show a change."
 
 
-def _forms(evaluations: Rows) -> list[dict[str, Any]]:
+def _shares(
+    evaluations: Rows, measures: dict[str, tuple[str, str]], wanted: Callable[[dict[str, Any]], bool]
+) -> list[dict[str, Any]]:
+    """The shares and intervals of the first and the last evaluations, where they are wanted."""
     return [
         {
             "name": f"{kind}, {_when(row['update'])}",
-            "measures": [(row[share], row[interval]) for share, interval in FORMS.values()],
+            "measures": [(row.get(share), row.get(interval)) for share, interval in measures.values()],
         }
         for kind, rows in _by_kind(evaluations).items()
         for row in rows
-        if row["well_formed"] is not None
+        if wanted(row)
     ]
+
+
+def _sources(evaluations: Rows) -> dict[str, Any]:
+    """Mean score of each task at the first and the last evaluations, where there are several tasks."""
+    found = [
+        (f"{kind}, {_when(row['update'])}", row.get("by_source") or {})
+        for kind, rows in _by_kind(evaluations).items()
+        for row in rows
+    ]
+    names = dict.fromkeys(name for _, scores in found for name in scores)
+    return {
+        "columns": [when for when, _ in found],
+        "rows": [(name, [scores.get(name) for _, scores in found]) for name in names],
+    }
 
 
 def _facts(config: RunConfig, batches: Rows, updates: Rows) -> list[tuple[str, str]]:
@@ -209,8 +211,8 @@ def _story(config: RunConfig) -> list[str]:
     )
     learning = (
         f"This is reinforcement learning of a pretrained language model, {config.model.path}. For each update it is "
-        f"given {rollout.prompts} problems ({_task(config)}) and samples {each} to each, of at most "
-        f"{rollout.max_new_tokens} tokens. {rewarded}. Answers that do better than usual are made likelier, the "
+        f"given {rollout.prompts} problems ({_task(config)}) and samples {each} to each, of "
+        f"{rollout.limit}. {rewarded}. Answers that do better than usual are made likelier, the "
         "others less likely. No example of a right answer is ever shown to it."
     )
     if config.method == "dense":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from logra_ref.rl import RunningBaseline
 from scaled.build import build_method, build_policy, build_rollout
 from scaled.checkpoint import latest_checkpoint, load_numbers, load_tensors, save_checkpoint, update_of
 from scaled.config import RunConfig
-from scaled.config_file import dump_config, load_config
+from scaled.config_file import dump_config, load_config, settings_of
 from scaled.data import ProblemStream, load_data
 from scaled.errors import UserError
 from scaled.files import save_text
@@ -35,10 +35,11 @@ from scaled.rewards import Grader
 from scaled.rollout import Rollout
 from scaled.rollout.prompts import encode_prompts
 from scaled.section import CountOrZero, Finite, Numbers
+from scaled.trackers import opened_trackers, require_packages
 
 LOGS = "logs"  # of the engines that `logra launch` starts before there is a run
 # On resume; everything else would make another run of it.
-MAY_CHANGE = ("updates", "evaluation", "checkpoint", "engine", "launch")
+MAY_CHANGE = ("updates", "trackers", "evaluation", "checkpoint", "engine", "launch")
 
 
 class RunNumbers(Numbers):
@@ -70,6 +71,7 @@ class Run:
     baseline: RunningBaseline
     update: int = 0
     batch: int = 0
+    track: Callable[[dict[str, Any]], None] = lambda row: None
 
     @property
     def model(self) -> PreTrainedModel:
@@ -107,6 +109,7 @@ class Run:
         """Add rows to the two logs; for the first rank alone."""
         for row in rows:
             self.metrics.append(row)
+            self.track(row)
         for sample in samples:
             self.samples.append(sample)
 
@@ -133,13 +136,19 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
         with ranks.together():
             problems, held_out = load_data(config.data, config.seed)
             grader = stack.enter_context(Grader(config))
+            grader.prepare([*problems, *held_out])
         source = config.model
         if checkpoint and config.method != "lora":  # adapters are of the state; they want the weights under them
             source = source.model_copy(update={"path": str(checkpoint / "model")})
         policy, tokenizer = build_policy(config, source, ranks)
         with ranks.together():
             encode_prompts(
-                policy.model, tokenizer, [*problems, *held_out], config.rollout.max_new_tokens, config.longest
+                policy.model,
+                tokenizer,
+                [*problems, *held_out],
+                config.rollout.max_new_tokens,
+                config.rollout.context,
+                config.longest,
             )
         method = build_method(policy, config, ranks)
         rollout = build_rollout(config, source, policy, tokenizer, method, ranks, stop)
@@ -178,6 +187,7 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[Run]:
 
 def _checked_folder(config: RunConfig, resume: bool, stack: ExitStack) -> tuple[Path | None, dict[str, Any]]:
     """The checkpoint to resume from and its numbers, once all that is in the folder could be read."""
+    require_packages(config.trackers)
     if not resume:
         require_new_folder(config.run)
         return None, {}
@@ -200,6 +210,7 @@ def _begin(run: Run, resume: bool, stack: ExitStack) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(locked(folder))
         require_empty(folder)  # still: another process may have had it since
+    run.track = stack.enter_context(opened_trackers(run.config, update=run.update, resume=resume))
     save_text(folder / "config.yaml", dump_config(run.config))
 
 
@@ -228,7 +239,7 @@ def require_empty(run: Path) -> None:
 
 def require_same_settings(config: RunConfig, ranks: Ranks) -> None:
     """Raises ``UserError`` if ranks were started with different configurations."""
-    settings = ranks.gather(dict(_settings(config.model_dump())))
+    settings = ranks.gather(dict(settings_of(config.model_dump())))
     for rank, other in enumerate(settings):
         for key, value in settings[0].items():
             if other[key] != value:
@@ -249,7 +260,7 @@ def find_checkpoint(config: RunConfig) -> Path:
             f"run folder {config.run} has no checkpoint to resume from; remove what is there and start without --resume"
         )
     before = load_config(config.run / "config.yaml", [])
-    old, new = dict(_settings(before.model_dump())), dict(_settings(config.model_dump()))
+    old, new = dict(settings_of(before.model_dump())), dict(settings_of(config.model_dump()))
     changed = [
         f"{key} = {old[key]!r}, and now it is {new[key]!r}"
         for key in new
@@ -261,15 +272,6 @@ def find_checkpoint(config: RunConfig) -> Path:
             f"(only {', '.join(MAY_CHANGE)} may change), or start another run"
         )
     return checkpoint
-
-
-def _settings(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each setting by its dotted key."""
-    for key, value in section.items():
-        if isinstance(value, dict):
-            yield from _settings(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def save(run: Run) -> None:

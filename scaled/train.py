@@ -182,6 +182,7 @@ def batch_row(
         "reward": sum(rewards) / len(rewards),
         "right": sum(score.outcome == "right" for score in scores) / count,
         "well_formed": sum(formed) / len(formed) if formed else None,
+        "unparseable": sum(score.outcome == "unparseable" for score in scores) / count,
         "grader_failed": count - len(rewards),
         "advantage_std": float(advantages.std(correction=0)),
         "response_tokens": sum(len(response.token_ids) for response in responses) / count,

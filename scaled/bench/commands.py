@@ -27,6 +27,23 @@ def phases(
     show(compare(load_config(config, overrides or []), updates, ranks), Console(highlight=False))
 
 
+@bench.command(epilog="Example: logra bench memory smollm2-demo rollout.max_new_tokens=64 microbatch=2")
+def memory(
+    config: Config,
+    overrides: Overrides = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a made-up prompt.")] = 16,
+) -> None:
+    """The memory that `logra plan` foretells beside what torch's allocator gives out, on this machine's CPU.
+
+    For LoGRA, dense Adam and LoRA, each in `launch.ranks` processes. Exit 1 if any differs by more than 10 %.
+    """
+    from scaled.bench.memory import compare, show
+    from scaled.config_file import load_config
+
+    found = compare(load_config(config, overrides or []), prompt=prompt_tokens)
+    raise typer.Exit(0 if show(found, Console(highlight=False)) else 1)
+
+
 @bench.command("sync", epilog="Example: logra bench sync models/smollm2")
 def sync_bytes(
     model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format.")],
@@ -56,4 +73,20 @@ def rounding(
 
     settings = EngineSettings(engine_python, model, log, DTYPE, max_model_len=64)
     well = bench_rounding(settings, Console(highlight=False), rank=rank, updates=updates)
+    raise typer.Exit(0 if well else 1)
+
+
+@bench.command(epilog="Example: logra bench graders --answers 200")
+def graders(
+    answers: Annotated[int, typer.Option(min=1, help="Hostile answers.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="They are made from it.")] = 0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one answer may take.")] = 2.0,
+) -> None:
+    """Hostile answers (code, power towers, deep nesting, megabytes, …) through the real graders.
+
+    Exit 1 if one is over its time or has an effect.
+    """
+    from scaled.bench.graders import bench_graders
+
+    well = bench_graders(Console(highlight=False), count=answers, seed=seed, timeout=timeout)
     raise typer.Exit(0 if well else 1)

@@ -83,12 +83,12 @@ def compare(config: RunConfig, updates: int, ranks: int = 1) -> dict[str, Any]:
             job = [sys.executable, "-m", *several, "scaled.bench.phases", settings.model_dump_json(), str(updates)]
             done = subprocess.run(job, capture_output=True, text=True)
             if done.returncode:
-                raise UserError(f"measuring {method} failed: {_reason(done)}")
+                raise UserError(f"measuring {method} failed: {failure(done)}")
             found[method] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def _reason(done: subprocess.CompletedProcess[str]) -> str:
+def failure(done: subprocess.CompletedProcess[str]) -> str:
     """The end of what a child wrote before it failed: a message of several lines, or the innermost of a traceback."""
     if lines := done.stderr.strip().splitlines():
         return "\n".join(lines[-REASON_LINES:])

@@ -22,7 +22,8 @@ class Rollout(Protocol):
     """``follow`` and ``saved`` are for all ranks together, ``respond`` for each on its own.
 
     ``share`` are those of ``count`` problems, by index, that this rank has to ask; all ranks' shares are all of them.
-    After ``follow`` responses come from the weights after ``update``. ``saved`` tells of a checkpoint, in whose folder
+    After ``follow`` responses come from the weights after ``update``. A ``top_p`` below 1 is for evaluation alone: the
+    probabilities that the trainer computes are those of all tokens. ``saved`` tells of a checkpoint, in whose folder
     the model has them. ``cost`` is that of the last sync, once, or None where there was none.
     ``close`` when the run is left.
     """
@@ -35,6 +36,7 @@ class Rollout(Protocol):
         numbers: Sequence[int],
         *,
         temperature: float,
+        top_p: float = 1.0,
         seed: int,
         advance: Callable[[int], None],
     ) -> list[Response]: ...

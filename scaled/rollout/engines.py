@@ -15,6 +15,7 @@ from scaled.errors import UserError
 from scaled.files import discard
 from scaled.interrupt import StopRequest
 from scaled.methods import Method
+from scaled.model import resolve_device
 from scaled.policy_sync.client import EngineClient, EngineGone
 from scaled.policy_sync.fingerprint import fingerprints
 from scaled.policy_sync.outbox import Outbox
@@ -23,7 +24,7 @@ from scaled.ranks import Ranks
 from scaled.records import Problem, Response
 from scaled.rollout import SyncCost
 from scaled.rollout.generation import Generation, Request
-from scaled.rollout.prompts import EndOfResponse, encode_prompts
+from scaled.rollout.prompts import EndOfResponse, encode_prompts, room_after
 from scaled.seeds import derive_seed
 
 TRIES = 3  # of one thing with an engine that goes away each time
@@ -37,22 +38,25 @@ class FromEngines:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         config: RunConfig,
-        method: Method,
+        method: Method | None,
         ranks: Ranks,
         base: Path | None,
         stop: StopRequest,
+        token: str | None = None,
     ) -> None:
-        """``base`` is a folder that has the model's weights as they are now, if there is one.
+        """``base`` is a folder that has the model's weights as they are now, if there is one. Without a ``method``
+        nothing is trained, and they are asked for no others; the model may then have no weights. ``token`` is what the
+        engines ask for, if it is not that of the environment.
 
         Raises ``UserError`` for an engine that does not answer.
         """
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.method, self.ranks, self.base, self.stop = method, ranks, base, stop
         self.count = len(config.engine_urls)
-        engine, device = config.engine, next(model.parameters()).device
+        engine, device = config.engine, resolve_device(config.model.device)
         wiring = Wiring(engine.meet_at, engine.tensor_parallel, device) if engine.transport == "broadcast" else None
         self.clients = {
-            number: EngineClient(url, engine.patience, wiring=wiring)
+            number: EngineClient(url, engine.patience, wiring=wiring, token=token)
             for number, url in enumerate(config.engine_urls)
             if number % ranks.world == ranks.rank
         }
@@ -82,7 +86,7 @@ class FromEngines:
         self.outbox.prune()
         if self.outbox.full:
             self.outbox.add_full(update, self.method.weights())
-        if (every := self.config.engine.verify_every) and update % every == 0:
+        if self.method and (every := self.config.engine.verify_every) and update % every == 0:
             self.verify()
 
     def verify(self) -> None:
@@ -107,24 +111,26 @@ class FromEngines:
         numbers: Sequence[int],
         *,
         temperature: float,
+        top_p: float = 1.0,
         seed: int,
         advance: Callable[[int], None],
     ) -> list[Response]:
         """Raises ``UserError`` for an engine that does not come back, for an answer that is none, and for one by other
         weights than those after the last update unless the configuration lets it pass."""
         settings, engine = self.config.rollout, self.config.engine
-        longest = self.config.longest
-        prompts = encode_prompts(self.model, self.tokenizer, problems, settings.max_new_tokens, longest)
+        most, context = settings.max_new_tokens, settings.context
+        prompts = encode_prompts(self.model, self.tokenizer, problems, most, context, self.config.longest)
         waiting: dict[EngineClient, list[Request]] = {client: [] for client in self.clients.values()}
         for number, problem, prompt in zip(numbers, problems, prompts, strict=True):
             client = self.clients[number % self.count]
-            waiting[client].append(Request(number, problem, prompt, derive_seed(seed, "response", number)))
+            limit = room_after(prompt, most, context)
+            waiting[client].append(Request(number, problem, prompt, limit, derive_seed(seed, "response", number)))
         generation = Generation(
             version=self.outbox.version(self.outbox.update),
             any_version=engine.other_version == "weight",
             vocabulary=self.model.config.get_text_config().vocab_size,
-            max_new_tokens=settings.max_new_tokens,
             temperature=temperature,
+            top_p=top_p,
             in_flight=engine.in_flight,
             ends=EndOfResponse(self.model, self.tokenizer, settings.stop),
         )
@@ -170,7 +176,7 @@ class FromEngines:
                 parent = self.config.engine.folder / f"logra-{hashlib.sha256(run).hexdigest()[:12]}"
             if self.ranks.first:
                 discard(parent)  # what this run has left when it was killed
-            self.outbox = Outbox(parent, update, self.base or parent, self.ranks, self.config.engine.rounding)
+            self.outbox = Outbox(parent, update, self.base or parent, self.ranks, self.config.engine.form)
             return 0 if self.base else self.outbox.add_full(update, self.method.weights())
         if not self.config.sends_factors:
             return self.outbox.add_full(update, self.method.weights())

@@ -52,11 +52,12 @@ class _Answer(_Part):
 
 @dataclass(frozen=True)
 class Request:
-    """One response that is wanted; ``number`` is its place in the batch."""
+    """One response that is wanted, of ``limit`` tokens at most; ``number`` is its place in the batch."""
 
     number: int
     problem: Problem
     prompt: Prompt
+    limit: int
     seed: int
 
 
@@ -67,8 +68,8 @@ class Generation:
     version: str
     any_version: bool
     vocabulary: int
-    max_new_tokens: int
     temperature: float
+    top_p: float
     in_flight: int
     ends: EndOfResponse
 
@@ -102,8 +103,9 @@ class Generation:
     async def _response(self, http: httpx2.AsyncClient, request: Request) -> Response:
         sampling = {
             "temperature": self.temperature,
+            "top_p": self.top_p,
             "seed": request.seed,
-            "max_tokens": self.max_new_tokens,
+            "max_tokens": request.limit,
             "stop": list(self.ends.stop),
             "stop_token_ids": sorted(self.ends.ids),
             "detokenize": bool(self.ends.stop),
@@ -141,11 +143,11 @@ class Generation:
         trouble = None
         if [token.token_id for token in told] != tokens:
             trouble = "log-probabilities of other tokens than its own"
-        elif len(tokens) > self.max_new_tokens or not all(0 <= token < self.vocabulary for token in tokens):
+        elif len(tokens) > request.limit or not all(0 <= token < self.vocabulary for token in tokens):
             trouble = f"{len(tokens)} tokens up to number {max(tokens)}"
         if trouble:
             raise UserError(
-                f"engine {url} answers problem {request.problem.id} with {trouble}, for at most {self.max_new_tokens} "
+                f"engine {url} answers problem {request.problem.id} with {trouble}, for at most {request.limit} "
                 f"tokens of a vocabulary of {self.vocabulary}; has it another model?"
             )
         if not all(math.isfinite(token.logprob) and token.logprob > NO_NUMBER for token in told):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from scaled.batching import shared_beginning
 from scaled.errors import NumericalTrouble, UserError
 from scaled.model import evaluating
 from scaled.records import Problem, Response
-from scaled.rollout.prompts import EndOfResponse, Prompt, encode_prompts
+from scaled.rollout.prompts import EndOfResponse, Prompt, encode_prompts, room_after
 
 
 def generate(
@@ -23,8 +24,10 @@ def generate(
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem],
     *,
-    max_new_tokens: int,
+    max_new_tokens: int | None,
+    context: int | None = None,
     temperature: float,
+    top_p: float = 1.0,
     seed: int,
     numbers: Sequence[int] | None = None,
     stop: Sequence[str] = (),
@@ -33,23 +36,28 @@ def generate(
 ) -> list[Response]:
     """One response to each problem, in order: sampled from the whole softmax, or greedy at temperature 0.
 
-    A response ends at an end of turn, at the first of the ``stop`` strings in its text, or after ``max_new_tokens``.
+    ``top_p`` below 1 samples from the likeliest tokens alone that have so much of the probability (``choose_tokens``).
+    A response ends at an end of turn, at the first of the ``stop`` strings in its text, after ``max_new_tokens``, or
+    where prompt and response have ``context`` tokens.
     What is drawn follows from ``seed``, the response's number (by default its index) and the token's position, and so
     depends on ``batch`` by rounding errors of the logits at most. ``advance`` is told the number of responses just
     finished. Raises ``UserError``, before the model runs, for a prompt that leaves no room for its response and for a
     model without a plain cache of keys and values, and ``NumericalTrouble`` for logits that are not finite.
     """
     _check_cache(model)
-    prompts = encode_prompts(model, tokenizer, problems, max_new_tokens)
+    prompts = encode_prompts(model, tokenizer, problems, max_new_tokens, context)
     ends = EndOfResponse(model, tokenizer, stop)
+    limits = [room_after(prompt, max_new_tokens, context) for prompt in prompts]
     rows = [
-        _Row(prompt, None if temperature == 0 else _uniforms(seed, number, max_new_tokens))
-        for number, prompt in zip(range(len(prompts)) if numbers is None else numbers, prompts, strict=True)
+        _Row(prompt, limit, None if temperature == 0 else _uniforms(seed, number, limit))
+        for number, prompt, limit in zip(
+            range(len(prompts)) if numbers is None else numbers, prompts, limits, strict=True
+        )
     ]
     by_length = sorted(rows, key=lambda row: len(row.prompt))
     with evaluating(model):
         for start in range(0, len(rows), batch):
-            _respond(model, by_length[start : start + batch], max_new_tokens, temperature, ends, advance)
+            _respond(model, by_length[start : start + batch], temperature, top_p, ends, advance)
     return [
         Response(
             problem=problem,
@@ -68,6 +76,7 @@ class _Row:
     """A response in the making."""
 
     prompt: Prompt
+    limit: int
     uniforms: np.ndarray | None
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -78,8 +87,8 @@ class _Row:
 def _respond(
     model: PreTrainedModel,
     rows: list[_Row],
-    max_new_tokens: int,
     temperature: float,
+    top_p: float,
     ends: EndOfResponse,
     advance: Callable[[int], None] | None,
 ) -> None:
@@ -90,12 +99,12 @@ def _respond(
         logits = model.get_output_embeddings()(hidden)
         position = len(rows[0].tokens)
         uniforms = None if temperature == 0 else np.array([row.uniforms[position] for row in rows])
-        tokens, log_probs = choose_tokens(logits, temperature, uniforms)
+        tokens, log_probs = choose_tokens(logits, temperature, uniforms, top_p)
         for row, token, log_prob in zip(rows, tokens.tolist(), log_probs.tolist(), strict=True):
             row.tokens.append(token)
             row.log_probs.append(log_prob)
             row.stopped = ends.reached(row.tokens)
-        going = [i for i, row in enumerate(rows) if not row.stopped and position + 1 < max_new_tokens]
+        going = [i for i, row in enumerate(rows) if not row.stopped and position + 1 < row.limit]
         if advance and len(going) < len(rows):
             advance(len(rows) - len(going))
         if not going:
@@ -165,14 +174,19 @@ def _pad_mask(lengths: Tensor, prompt_slots: int, new: int) -> Tensor | None:
     return torch.arange(prompt_slots + new, device=lengths.device) >= pads[:, None]
 
 
-def choose_tokens(logits: Tensor, temperature: float, uniforms: np.ndarray | None) -> tuple[Tensor, Tensor]:
+def choose_tokens(
+    logits: Tensor, temperature: float, uniforms: np.ndarray | None, top_p: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Tokens (b,) for logits (b, v), and their log-probabilities at the temperature (greedy: at temperature 1).
 
     Sampled by inversion: a uniform number (b, in [0, 1)) picks the token at which the cumulated probabilities pass it.
+    With ``top_p`` below 1, both are of the distribution that is left (``nucleus``).
     """
     if uniforms is None:
         tokens, temperature = logits.argmax(-1), 1.0
     else:
+        if top_p < 1:
+            logits = nucleus(logits.float(), temperature, top_p)
         cumulated = torch.softmax(logits.float() / temperature, dim=-1).double().cumsum(-1)
         # 1 − u lies in (0, 1]: the first token to reach its share of the sum exists, and has a probability above 0.
         wanted = (1 - torch.from_numpy(uniforms).to(logits.device)[:, None]) * cumulated[:, -1:]
@@ -182,6 +196,14 @@ def choose_tokens(logits: Tensor, temperature: float, uniforms: np.ndarray | Non
     if not torch.isfinite(log_probs).all():
         raise NumericalTrouble("the model's logits are not finite, and no response can be sampled from them")
     return tokens, log_probs
+
+
+def nucleus(logits: Tensor, temperature: float, top_p: float) -> Tensor:
+    """Logits (b, v) with −∞ for all but the likeliest tokens: the fewest whose probabilities at the temperature make
+    ``top_p`` or more, at least one."""
+    probabilities, order = torch.softmax(logits / temperature, dim=-1).double().sort(dim=-1, descending=True)
+    beyond = probabilities.cumsum(-1) - probabilities >= top_p  # those before it are enough
+    return logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -math.inf)
 
 
 def _uniforms(seed: int, number: int, count: int) -> np.ndarray:

@@ -56,6 +56,7 @@ class InProcess:
         numbers: Sequence[int],
         *,
         temperature: float,
+        top_p: float = 1.0,
         seed: int,
         advance: Callable[[int], None],
     ) -> list[Response]:
@@ -67,7 +68,9 @@ class InProcess:
                 problems,
                 numbers=numbers,
                 max_new_tokens=settings.max_new_tokens,
+                context=settings.context,
                 temperature=temperature,
+                top_p=top_p,
                 seed=seed,
                 stop=settings.stop,
                 batch=settings.batch,

@@ -11,31 +11,59 @@ from scaled.errors import UserError
 from scaled.records import Problem
 
 Prompt = tuple[int, ...]
+SHOWN = 10  # prompts that are too long
 
 
 def encode_prompts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem],
-    max_new_tokens: int,
+    max_new_tokens: int | None,
+    context: int | None = None,
     longest: int | None = None,
 ) -> list[Prompt]:
-    """The tokens of each problem's chat. Raises ``UserError`` for one that leaves no room for its response, in the
-    model's context or in the ``longest`` that an engine takes."""
+    """The tokens of each problem's chat.
+
+    Raises ``UserError`` that names those which leave no room for their responses: in ``context``, in the model's or in
+    the ``longest`` that an engine takes.
+    """
     prompts = [encode_prompt(tokenizer, problem) for problem in problems]
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     whose = "the model's context"
-    if longest is not None and (context is None or longest < context):
-        context, whose = longest, "engine.max_model_len"
-    for problem, prompt in zip(problems, prompts, strict=True):
-        if context is not None and len(prompt) + max_new_tokens > context:
-            room = context - len(prompt)
-            raise UserError(
-                f"problem {problem.id}: its prompt of {len(prompt)} tokens and max_new_tokens = {max_new_tokens} make "
-                f"more than {whose} of {context}; leave it out"
-                + (f", or set rollout.max_new_tokens to {room} at most" if room > 0 else "")
-            )
+    if longest is not None and (most is None or longest < most):
+        most, whose = longest, "engine.max_model_len"
+    if context is not None and most is not None and context > most:
+        raise UserError(f"rollout.context = {context} is more than {whose} of {most}; set it to {most} at most")
+    found = [
+        (problem.id, _too_long(len(prompt), max_new_tokens, context, most, whose))
+        for problem, prompt in zip(problems, prompts, strict=True)
+    ]
+    if wrong := [f"problem {name}: {reason}" for name, reason in found if reason]:
+        more = [f"… and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+        raise UserError("\n  ".join([*wrong[:SHOWN], *more]))
     return prompts
+
+
+def _too_long(length: int, max_new_tokens: int | None, context: int | None, most: int | None, whose: str) -> str | None:
+    """Why a prompt of so many tokens leaves no room for its response, and the remedy; None if it does."""
+    if context is not None:
+        if length < context:
+            return None
+        return (
+            f"its prompt of {length} tokens leaves no room in rollout.context = {context}; leave it out, or raise that"
+        )
+    if most is None or length + max_new_tokens <= most:
+        return None
+    room = most - length
+    return (
+        f"its prompt of {length} tokens and max_new_tokens = {max_new_tokens} make more than {whose} of {most}; leave "
+        "it out" + (f", or set rollout.max_new_tokens to {room} at most" if room > 0 else "")
+    )
+
+
+def room_after(prompt: Prompt, max_new_tokens: int | None, context: int | None) -> int:
+    """The most tokens of the response to a prompt. One of the two limits is there."""
+    return min(limit for limit in (max_new_tokens, context and context - len(prompt)) if limit is not None)
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Prompt:
@@ -63,12 +91,32 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Promp
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The special token by which the chat template ends an answer, if it does.
+
+    A base model such as Qwen2.5-Math has an end of text (`<|endoftext|>`) as its end of sequence, and ends its answers
+    as the template does (`<|im_end|>`): without it such a model would go on with the user's next turn.
+    """
+    answer = "an answer"
+    try:
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}], tokenize=False
+        )
+    except (jinja2.TemplateError, ValueError):
+        return None
+    _, found, after = text.rpartition(answer)
+    following = tokenizer(after, add_special_tokens=False)["input_ids"][:1] if found and after else []
+    return next(
+        (token for token in following if getattr(tokenizer.added_tokens_decoder.get(token), "special", False)), None
+    )
+
+
 class EndOfResponse:
     """What ends a response, and the text that is left of it: the semantics of vLLM."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         ids = model.generation_config.eos_token_id
-        self.ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])} - {None}
+        self.ids = {tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids]), end_of_turn(tokenizer)} - {None}
         self.tokenizer, self.stop = tokenizer, tuple(stop)
         # A token has a byte of text at least; a few more, as the first character of a cut sequence may be broken.
         self._window = max((len(string.encode()) for string in self.stop), default=0) + 4

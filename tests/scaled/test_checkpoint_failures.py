@@ -83,8 +83,8 @@ def test_a_process_killed_at_any_moment_of_saving_leaves_a_whole_checkpoint(tmp_
         return state["step"]
 
     save_state(tmp_path, 0, model, tokenizer, {"step": 0, "tensor": torch.zeros(1)})
-    step = 0
-    for attempt in range(12):
+    step, attempt = 0, 0
+    while attempt < 12 or step <= 12:  # on a busy machine a process may be killed before it has saved anything
         saver = multiprocessing.get_context("fork").Process(target=keep_saving, args=(step + 1,))
         saver.start()
         time.sleep(0.1 + 0.017 * attempt)
@@ -92,7 +92,8 @@ def test_a_process_killed_at_any_moment_of_saving_leaves_a_whole_checkpoint(tmp_
         saver.join()
         before, step = step, saved_step()
         assert step >= before
-    assert step > 12
+        attempt += 1
+        assert attempt < 500
 
 
 @pytest.mark.parametrize("name", ["state/numbers.json", TENSORS, "model/model.safetensors", "model/config.json"])

@@ -51,7 +51,9 @@ def test_train_then_eval_report_and_chat_on_its_run(logra, recipe, tmp_path, mon
 
     code, out, err = logra("eval", run, "evaluation.samples=2")
     assert (code, err) == (0, "")
-    assert [line.split("  ")[1].split()[0] for line in out.splitlines()] == ["greedy", "sampled"]
+    shown = [line for line in out.splitlines() if line.startswith("held out")]
+    assert [line.split("  ")[1].split()[0] for line in shown] == ["greedy", "sampled"]
+    assert out.splitlines()[-1] == f"answers: {run / 'evaluations/update-000002.jsonl'}"
     assert out.count("held out after update 2/2") == 2
 
     (run / "report.html").unlink()

@@ -36,6 +36,16 @@ def test_a_row_is_read_with_its_defaults(tmp_path: Path):
     first, second = load_problems(path)
     assert first == Problem(f"{path}:1", ({"role": "user", "content": "2 + 2?"},), "4", "")
     assert (second.id, second.source) == ("second", "book")
+    assert (first.verifier, first.metadata) == ("", {})
+    assert first.metadata is not second.metadata
+
+
+def test_the_verifier_and_what_it_needs_are_read(tmp_path: Path):
+    entry = {"dataset": "codeio", "entry": {"answer": "4", "metadata": {"nested": [None, 1.5]}}}
+    path = write(tmp_path / "a.jsonl", row("a", verifier="reasoning-gym", metadata=entry), row("b", verifier=""))
+    first, second = load_problems(path)
+    assert (first.verifier, first.metadata) == ("reasoning-gym", entry)
+    assert second.verifier == ""
 
 
 def test_numbers_are_taken_as_their_text(tmp_path: Path):
@@ -90,6 +100,11 @@ BAD_ROWS = {
     f'{{{MESSAGES}, "answer": "  "}}'.encode(): "`answer` is '  '",
     f'{{{MESSAGES}, "answer": "4", "id": 1.5}}'.encode(): "`id` is 1.5",
     f'{{{MESSAGES}, "answer": "4", "source": 7}}'.encode(): "`source` is 7",
+    f'{{{MESSAGES}, "answer": "4", "verifier": "maths"}}'.encode(): "`verifier` is 'maths'; use one of math, exact, r",
+    f'{{{MESSAGES}, "answer": "4", "verifier": null}}'.encode(): "`verifier` is None",
+    f'{{{MESSAGES}, "answer": "4", "verifier": ["math"]}}'.encode(): "`verifier` is ['math']",
+    f'{{{MESSAGES}, "answer": "4", "metadata": "x"}}'.encode(): "`metadata` is 'x'; give an object",
+    f'{{{MESSAGES}, "answer": "4", "metadata": null}}'.encode(): "`metadata` is None",
     f'{{{MESSAGES}, "answer": "\\ud83d"}}'.encode(): "\\ud83d is half of a surrogate pair",
 }
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from scaled import evaluate as module
+from scaled import bootstrap as module
+from scaled.bootstrap import bootstrap_interval
 from scaled.config import RunConfig
 from scaled.errors import UserError
-from scaled.evaluate import bootstrap_interval, evaluate, summarise
+from scaled.evaluate import evaluate, summarise
 from scaled.metrics import EVALUATION_FIELDS, JsonLines
 from scaled.records import Problem, Response, Score
 from scaled.rewards import Grader

@@ -66,13 +66,13 @@ def collected(client: EngineClient, tokenizer, count: int = 1, **changes):
         "version": "run/1",
         "any_version": False,
         "vocabulary": 258,
-        "max_new_tokens": 4,
         "temperature": 0.7,
+        "top_p": 0.9,
         "in_flight": 2,
         "ends": EndOfResponse(make_tiny_model(), tokenizer, ["!"]),
     }
     found = {}
-    requests = [Request(i, asked(f"q{i}")[0], (1, 2, 3), 100 + i) for i in range(count)]
+    requests = [Request(i, asked(f"q{i}")[0], (1, 2, 3), 4, 100 + i) for i in range(count)]
     gone = Generation(**settings | changes).collect({client: requests}, found.__setitem__)
     return found, gone
 
@@ -90,6 +90,7 @@ def test_a_response_has_the_engines_tokens_and_log_probabilities(tiny_tokenizer)
     assert bodies[0]["token_ids"] == [1, 2, 3]
     asked_for = bodies[0]["sampling_params"]
     assert (asked_for["temperature"], asked_for["max_tokens"], asked_for["stop"]) == (0.7, 4, ["!"])
+    assert asked_for["top_p"] == 0.9
     assert EOS in asked_for["stop_token_ids"]
 
 
@@ -160,7 +161,7 @@ def test_whatever_keeping_a_response_raises_takes_back_what_is_still_out(tiny_to
 
     with serving((200, answer())) as (client, bodies):
         ends = EndOfResponse(make_tiny_model(), tiny_tokenizer, [])
-        generation = Generation("run/1", False, 258, 4, 1.0, 1, ends)
+        generation = Generation("run/1", False, 258, 1.0, 1.0, 1, ends)
         with pytest.raises(Stop):
-            generation.collect({client: [Request(i, asked("q")[0], (1,), i) for i in range(50)]}, stop)
+            generation.collect({client: [Request(i, asked("q")[0], (1,), 4, i) for i in range(50)]}, stop)
     assert len(bodies) < 50

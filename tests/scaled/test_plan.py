@@ -35,11 +35,13 @@ def test_dry_run_counts_the_memory_of_both_methods(logra, smollm2_path):
 def test_a_bf16_engine_keeps_54_gb_of_low_halves_at_27b_and_others_none(logra, recipe):
     bf16 = ["rollout.backend=vllm", "engine.dtype=bfloat16"]
     naive = [*bf16, "engine.rounding=naive", "engine.verify_every=0"]
-    found = [engine_bytes(27 * 10**9, load_config(recipe, given)) for given in (bf16, naive, bf16[:1])]
+    host = [*bf16, "engine.low_halves=host"]
+    found = [engine_bytes(27 * 10**9, load_config(recipe, given)) for given in (bf16, naive, bf16[:1], host)]
     assert found == [
         {"weights": 54 * 10**9, "low halves": 54 * 10**9},
         {"weights": 54 * 10**9},
         {"weights": 108 * 10**9},
+        {"weights": 54 * 10**9, "low halves on the host": 54 * 10**9},
     ]
     code, out, _ = logra("train", recipe, *bf16, "--dry-run")
     assert code == 0

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 
 from scaled.config_file import dump_config, load_config
+from scaled.figures import drawn
 from scaled.log_rows import ALWAYS, LARGEST_COUNT, SHARES, metrics_trouble
 from scaled.metrics import UPDATE_FIELDS, JsonLines
-from scaled.plots import drawn, evaluation_plots, update_plots
+from scaled.plots import evaluation_plots, update_plots
 from scaled.report import write_report
-from tests.scaled.test_report import Path, evaluation_row, update_row
+from tests.pages import evaluation_row, update_row
 
 NUMBERS = [name for name in UPDATE_FIELDS if name not in ("update", "batch", "method", "skipped")]
 EXTREMES = [(1e-320,), (1e308,), (1e-320, 1e308), (0.5, 1e308), (1e-320, 0.5), (1e99, 1e-99), (-1e308, -1e-320)]

@@ -6,9 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -18,63 +16,9 @@ from scaled.errors import UserError
 from scaled.metrics import EVALUATION_FIELDS, UPDATE_FIELDS, JsonLines
 from scaled.plots import median_ratio, update_plots
 from scaled.report import write_report
+from tests.pages import Page, evaluation_row, labels, sample, update_row
 
 HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(2)> {{ 7*7 }} & \x00\x1b[31m\u202e \ud800"
-
-
-def update_row(update: int, batch: int | None = None, **changes: Any) -> dict[str, Any]:
-    numbers = dict.fromkeys(UPDATE_FIELDS, 0.5)
-    words = {"update": update, "batch": batch or update, "method": "logra", "skipped": None}
-    return numbers | {"mismatch_kl": None, "sync_bytes": None, "peak_bytes": 3 * 2**30} | words | changes
-
-
-def evaluation_row(update: int, name: str, right: float, **changes: Any) -> dict[str, Any]:
-    numbers = dict.fromkeys(EVALUATION_FIELDS, 0.5) | {
-        key: [0.25, 0.75] for key in EVALUATION_FIELDS if "interval" in key
-    }
-    words = {"update": update, "batch": update, "eval": name, "pass_at_1": right}
-    return numbers | words | {"interval": [right - 0.06, right + 0.06]} | changes
-
-
-def sample(update: int, name: str, kind: str = "eval-sampled", **changes: Any) -> dict[str, Any]:
-    words = {"batch": update, "update": update, "kind": kind, "id": name, "prompt": f"user: problem {name}"}
-    verdict = {"answer": "12", "reward": 1.0, "outcome": "right", "stop_reason": "stop", "tokens": 3}
-    return words | verdict | {"text": f"answer at {update} to {name}"} | changes
-
-
-class Page(HTMLParser):
-    """A page's tags, its text, and its rows of table cells."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.html = path.read_text(encoding="utf-8")
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text, self.rows, self._in_cell = "", [], False
-        self.feed(self.html)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attributes)))
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-            self._in_cell = True
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_cell = self._in_cell and tag not in ("td", "th")
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self._in_cell:
-            self.rows[-1][-1] += data
-
-    def plots(self) -> dict[str, ElementTree.Element]:
-        svgs = map(ElementTree.fromstring, re.findall(r"<svg .*?</svg>", self.html, re.DOTALL))
-        return {svg.get("aria-label"): svg for svg in svgs}
-
-
-def labels(svg: ElementTree.Element) -> list[str]:
-    return ["".join(text.itertext()) for text in svg.iter("{http://www.w3.org/2000/svg}text")]
 
 
 @pytest.fixture
@@ -115,7 +59,7 @@ def test_the_page_holds_all_it_needs_and_its_ids_do_not_clash(report):
     assert all(target.startswith("#") and target[1:] in ids for target in targets)
     assert not re.search(r"@import|@font-face|DejaVu", page.html)
     assert "http" not in page.html.replace("http://www.w3.org/2000/svg", "").replace("http://www.w3.org/1999/xlink", "")
-    assert len(page.plots()) == 11
+    assert len(page.plots()) == 14
 
 
 def test_the_first_screen_says_what_was_gained_and_whether_it_is_shown(report):
@@ -145,6 +89,27 @@ def test_form_is_reported_apart_from_content(report):
         "27.0% [25.0%, 75.0%]",
     ] in page.rows
     assert ["sampled, after update 3", "75.0% [69.0%, 81.0%]", "99.0% [25.0%, 75.0%]", "–"] in page.rows
+
+
+def test_shares_that_only_some_graders_know_are_shown_where_they_are(report):
+    assert "What the graders say besides" not in report(FULL).text
+    known = {"unparseable": 0.125, "macro_score": 0.0625, "macro_score_interval": [0.03, 0.09]}
+    page = report([*FULL, evaluation_row(3, "sampled", 0.7, **known)])
+    assert ["sampled, after update 3", "6.2% [3.0%, 9.0%]", "12.5%"] in page.rows
+    by_source = [
+        evaluation_row(0, "greedy", 0.1),
+        evaluation_row(3, "greedy", 0.2, by_source={"maze": 0.25, "sudoku": None}),
+    ]
+    rows = report(by_source).rows
+    assert ["task", "greedy, before training", "greedy, after update 3"] in rows
+    assert ["maze", "–", "25.0%"] in rows
+    assert ["sudoku", "–", "–"] in rows
+
+
+def test_without_an_engine_there_is_no_mismatch_to_show(report):
+    alone = {"log_prob_difference": None, "mismatch_kl": None}
+    assert "Mismatch of engine and trainer" in report([update_row(1)]).plots()
+    assert "Mismatch of engine and trainer" not in report([update_row(1, **alone)]).plots()
 
 
 def test_what_a_model_or_a_grader_wrote_is_text_and_nothing_else(report):
@@ -206,14 +171,14 @@ FEW_FIELDS = {"update": 1, "batch": 1, "skipped": "nothing was graded", "seconds
     ("rows", "plots"),
     [
         ([evaluation_row(0, "sampled", 0.2)], 1),
-        ([update_row(1)], 10),
+        ([update_row(1)], 13),
         ([FEW_FIELDS], 0),
-        ([update_row(1, q=math.nan, realised_kl=math.inf, alpha=-math.inf, q_se=math.nan)], 6),
-        ([update_row(1), update_row(2, q=math.nan, q_se=math.nan, realised_kl=math.nan)], 10),
-        ([update_row(1, q_se=None), update_row(2, q=0.0, predicted_kl=0.0, realised_kl=0.0)], 10),
+        ([update_row(1, q=math.nan, realised_kl=math.inf, alpha=-math.inf, q_se=math.nan)], 9),
+        ([update_row(1), update_row(2, q=math.nan, q_se=math.nan, realised_kl=math.nan)], 13),
+        ([update_row(1, q_se=None), update_row(2, q=0.0, predicted_kl=0.0, realised_kl=0.0)], 13),
         ([update_row(1, **WITHOUT_VALUES) | {"seconds": 1.0, "peak_bytes": 1}], 3),
-        ([update_row(1, well_formed=None), evaluation_row(1, "greedy", 0.1, well_formed=None)], 11),
-        ([update_row(1), evaluation_row(1, "greedy", 0.1, pass_at_1=None, interval=None)], 10),
+        ([update_row(1, well_formed=None), evaluation_row(1, "greedy", 0.1, well_formed=None)], 14),
+        ([update_row(1), evaluation_row(1, "greedy", 0.1, pass_at_1=None, interval=None)], 13),
     ],
     ids=["begun", "single", "skipped", "infinite", "gap", "zero", "empty", "formless", "ungraded"],
 )
@@ -229,6 +194,9 @@ def test_dense_adam_has_no_alpha_and_no_predicted_kl(report):
         "Reward",
         "Right and well-formed answers in training",
         "How far each update moved the policy",
+        "Length of the responses",
+        "Responses cut by the limit of tokens",
+        "Mismatch of engine and trainer",
         "Seconds by phase",
         "Peak memory",
     }

@@ -274,7 +274,7 @@ def test_a_function_that_cannot_be_imported_is_named_before_training_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, reward: str, text: str
 ):
     module(tmp_path, monkeypatch, source)
-    monkeypatch.setattr("scaled.rewards.WORKER_DOUBT_SECONDS", 3.0)
+    monkeypatch.setattr("scaled.graders.pool.WORKER_DOUBT_SECONDS", 3.0)
     with pytest.raises(UserError) as caught, Grader(config(reward=reward)):
         pass
     assert repr(reward) in str(caught.value)
