@@ -68,13 +68,17 @@ class ShardedRows(Holding):
 
 
 def shard(policy: Policy, ranks: Ranks, compute: torch.dtype) -> None:
-    """Deal the weights of a policy out over all ranks: each decoder layer alone, what is left as one unit.
+    """Deal the weights of a policy out over all ranks: each decoder layer alone, the embedding too if the output layer
+    has other weights, what is left as one unit.
 
     Products are made in ``compute``; weights stay in their own type. Gradients are summed, not averaged, since the
     loss is normalised by the tokens of all ranks.
     """
     model, policy.shares_prompts = policy.model, False
     units = [module for module in model.modules() if type(module).__name__ in (model._no_split_modules or ())]
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if embedding.weight is not head.weight:  # else both need it, at either end of a pass
+        units.append(embedding)
     for unit in units:
         fully_shard(unit, mesh=ranks.mesh, reshard_after_forward=True, mp_policy=_precision(model, compute))
     fully_shard(policy, mesh=ranks.mesh, reshard_after_forward=True, mp_policy=_precision(model, compute, whole=True))

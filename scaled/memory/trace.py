@@ -212,9 +212,9 @@ def _microbatches(config: RunConfig) -> int:
 def _probe_blocks(config: RunConfig, answered: int) -> list[int]:
     """Responses in each block of one rank: as ``scaled.gradients`` draws them and deals them out."""
     control = config.control
-    count = control.responses_per_rank or math.ceil(control.positions / answered)
-    count = min(count, config.rollout.prompts * config.rollout.responses_per_prompt)
-    own, size = math.ceil(count / config.launch.ranks), config.microbatch
+    ranks, size, each = config.launch.ranks, config.microbatch, control.responses_per_rank
+    count = each * ranks if each else math.ceil(control.positions / answered)
+    own = math.ceil(min(count, config.rollout.prompts * config.rollout.responses_per_prompt) / ranks)
     return [min(size, own - start) for start in range(0, own, size)]
 
 

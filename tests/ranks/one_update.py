@@ -24,6 +24,9 @@ from tests.tiny import make_tiny_model
 
 CPU = torch.device("cpu")
 RANK, RATIO, TEMPERATURE, MICROBATCH = 5, 1e-2, 0.7, 2
+# Embedding and output layer with weights of their own are shared out otherwise.
+CASES = [(dtype, again, True) for dtype in (torch.float64, torch.float32) for again in (False, True)]
+CASES += [(torch.float64, again, False) for again in (False, True)]
 
 
 class NormInItsOwnType(nn.Module):
@@ -33,10 +36,10 @@ class NormInItsOwnType(nn.Module):
         return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
 
 
-def small_model(dtype: torch.dtype) -> PreTrainedModel:
+def small_model(dtype: torch.dtype, tied: bool = True) -> PreTrainedModel:
     """Four layers; 25 rows in some of its matrices and 4 in others, which three and four ranks cannot share evenly."""
     model = make_tiny_model(
-        "qwen2", initializer_range=0.3, num_hidden_layers=4, intermediate_size=25, num_key_value_heads=1
+        "qwen2", tied, initializer_range=0.3, num_hidden_layers=4, intermediate_size=25, num_key_value_heads=1
     )
     return model.to(dtype)
 
@@ -69,17 +72,17 @@ def configuration(checkpointing: bool) -> RunConfig:
     )
 
 
-def one_update(dtype: torch.dtype, checkpointing: bool, ranks: Ranks) -> dict:
+def one_update(dtype: torch.dtype, checkpointing: bool, tied: bool, ranks: Ranks) -> dict:
     """Weights after the update, α and q; and on how many ranks the next forward pass is another."""
     config = configuration(checkpointing)
     modeling_qwen2.Qwen2RMSNorm.forward = NormInItsOwnType.forward
-    model = small_model(dtype)
+    model = small_model(dtype, tied)
     prepare_model(model, config)
     policy = policy_of(model, config)
     if ranks.world > 1:
         source = model
         model = type(source)(source.config).to(dtype).to("meta")
-        model.tie_weights()
+        model.tie_weights()  # if they are to be
         prepare_model(model, config)
         policy = policy_of(model, config)
         model.enable_input_require_grads()
@@ -117,9 +120,8 @@ def one_update(dtype: torch.dtype, checkpointing: bool, ranks: Ranks) -> dict:
 if __name__ == "__main__":
     with joined_ranks(CPU) as ranks:
         found = {
-            (str(dtype), checkpointing): one_update(dtype, checkpointing, ranks)
-            for dtype in (torch.float64, torch.float32)
-            for checkpointing in (False, True)
+            (str(dtype), checkpointing, tied): one_update(dtype, checkpointing, tied, ranks)
+            for dtype, checkpointing, tied in CASES
         }
         if ranks.first:
             torch.save(found, sys.argv[1])

@@ -15,6 +15,7 @@ from logra_ref.sketch import select_layers
 from scaled.seeds import derive_seed
 from tests.ranks.launch import torchrun
 from tests.ranks.one_update import (
+    CASES,
     RANK,
     RATIO,
     TEMPERATURE,
@@ -35,12 +36,12 @@ def log_probs_of(model, response) -> torch.Tensor:
 
 
 @cache
-def expected() -> dict:
+def expected(tied: bool) -> dict:
     """In fp64, without sketches, microbatches or ranks."""
     kept = modeling_qwen2.Qwen2RMSNorm.forward
     modeling_qwen2.Qwen2RMSNorm.forward = NormInItsOwnType.forward
     try:
-        model, config = small_model(torch.float64), configuration(False)
+        model, config = small_model(torch.float64, tied), configuration(False)
         responses, advantages = some_responses()
         tokens = sum(len(response.token_ids) for response in responses)
         loss = 0
@@ -91,9 +92,9 @@ def test_an_update_over_ranks_is_the_dense_computation(ranks, tmp_path):
     """Matrices of 25 and of 4 rows leave the last of three or four ranks fewer, or none."""
     torchrun(ranks, "tests.ranks.one_update", tmp_path / "found")
     found = torch.load(tmp_path / "found")
-    assert len(found) == 4
-    for (dtype, _), made in found.items():
-        compare(made, expected(), dtype == "torch.float64", ranks)
+    assert len(found) == len(CASES)
+    for (dtype, _, tied), made in found.items():
+        compare(made, expected(tied), dtype == "torch.float64", ranks)
 
 
 def compare(found: dict, wanted: dict, exact: bool, ranks: int) -> None:

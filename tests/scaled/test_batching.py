@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +18,9 @@ from logra_ref import attach_sketches
 from logra_ref.direction import Factor
 from logra_ref.rl import token_log_probs
 from logra_ref.update import FactoredUpdate
+from scaled import gradients
 from scaled.batching import collate, microbatches, probe_indices
+from scaled.config_file import load_config
 from scaled.policy import Policy
 from scaled.records import Problem, Response
 from scaled.rollout.hf import generate
@@ -186,3 +191,16 @@ def test_every_response_is_as_likely_in_the_probe_whatever_its_length():
     lengths, count = [1, 9, 1, 9, 1, 9], 3000
     first = [probe_indices(lengths, positions=1, responses=None, seed=seed)[0] for seed in range(count)]
     assert stats.chisquare(np.bincount(first, minlength=6)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_responses_per_rank_are_so_many_for_each_rank_and_not_for_all_of_them(monkeypatch, world):
+    chosen = []
+    monkeypatch.setattr(gradients, "own_blocks", lambda run, responses, indices: chosen.extend(indices) or [])
+    config = load_config(Path("smollm2-demo"), ["control.positions=null", "control.responses_per_rank=2"])
+    ranks = SimpleNamespace(world=world, total=None)
+    progress = SimpleNamespace(phase=lambda *_: None)
+    run = SimpleNamespace(config=config, ranks=ranks, progress=progress, policy=None, advance=None)
+    responses = [SimpleNamespace(token_ids=(1, 2, 3))] * 20
+    gradients.build_probe(run, responses, 1)
+    assert len(set(chosen)) == 2 * world
