@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from scaled.errors import UserError
 from scaled.metrics import JsonLines
 from scaled.records import Problem, Response, Score
 
-FIELDS = ("kind", "id", "sample", "outcome", "credit", "response_tokens", "truncated", "text")
+FIELDS = ("kind", "id", "sample", *(field.name for field in fields(Score)), "response_tokens", "truncated", "text")
+BEGINNING = b'{"evaluation"'
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class AnswerLog:
         """Raises ``UserError`` for a file of another evaluation, and for one that cannot be read."""
         self._rows = JsonLines(path, _trouble)
         self.path, rows = path, self._rows.rows()
-        if len(rows) > 1 or (rows and "evaluation" not in rows[0]):
-            _require_same(path, rows[0].get("evaluation"), json.loads(json.dumps(about)))
+        foreign = not rows and path.exists() and not BEGINNING.startswith(path.read_bytes()[: len(BEGINNING)])
+        if foreign or len(rows) > 1 or (rows and "evaluation" not in rows[0]):
+            _require_same(path, rows[0].get("evaluation") if rows else None, json.loads(json.dumps(about)))
         else:  # there is none, or one of which nothing was answered
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)

@@ -82,6 +82,10 @@ class ControlConfig(Section):
     mismatch: bool = True
     """Whether the measured engine–trainer mismatch is taken off the budget."""
 
+    def responses(self, ranks: int) -> int | None:
+        """Responses of the probe on all ranks together; None if they are drawn by positions."""
+        return self.responses_per_rank and self.responses_per_rank * ranks
+
     @model_validator(mode="before")
     @classmethod
     def _default_positions(cls, data: Any) -> Any:

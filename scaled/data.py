@@ -100,7 +100,8 @@ def read_row(row: Any, default_id: str) -> Problem:
     if not isinstance(metadata, dict):
         raise RowError(f"`metadata` is {shown(metadata)}; give an object or leave it out")
     # JSON can spell half of a surrogate pair, which no tokenizer and no file takes later on.
-    for text in (answer, row_id, source, *(message["content"] for message in messages)):
+    nested = json.dumps(metadata, ensure_ascii=False)
+    for text in (answer, row_id, source, nested, *(message["content"] for message in messages)):
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ from scaled.rollout.prompts import encode_prompts
 from scaled.run import LOGS
 from scaled.seeds import derive_seed
 
-OF_THE_RUN = ("run", "model.path", "method", "updates")
+OF_THE_RUN = ("run", "model.path", "method", "updates", "seed", "data.held_out")  # the last two choose what is held out
 ROUNDS = 4  # requests that engines are given at a time, over those that they work on
 COMES_BACK = 20.0  # seconds: nothing starts an engine again here
 
@@ -74,6 +75,7 @@ def evaluate_run(target: Path, overrides: Sequence[str], out: Path | None = None
                 raise
         for name, samples, _, _ in ways(config.evaluation):
             kept = [log.get(name, problem, sample) for problem in held_out for sample in range(samples)]
+            grader.require_any(kept, [one.score for one in kept])
             seed = derive_seed(config.seed, "bootstrap")
             row = summarise(kept, [one.score for one in kept], samples, seed=seed)
             progress.finish_evaluation({"update": update, "eval": name, **row})
@@ -89,7 +91,7 @@ def _chosen(target: Path, overrides: Sequence[str]) -> tuple[RunConfig, int, str
         raise UserError(f"`{ignored[0]}` cannot be set: of a run's folder its last checkpoint is evaluated, as it is")
     config = load_config(target, overrides)
     if not target.is_dir():
-        return config, 0, config.model.path
+        return config, 0, _weights_of(config.model.path)
     checkpoint = latest_checkpoint(target)
     if checkpoint is None:
         raise UserError(f"run {target} has no checkpoint to evaluate; its {target / 'config.yaml'} can be evaluated")
@@ -97,6 +99,13 @@ def _chosen(target: Path, overrides: Sequence[str]) -> tuple[RunConfig, int, str
     model = config.model.model_copy(update={"path": str(checkpoint / "model")})
     update = int(checkpoint.name.rpartition("-")[2])
     return config.model_copy(update={"model": model}), update, identity(checkpoint)
+
+
+def _weights_of(model: str) -> str:
+    """The model's name, and of a folder's files what changes when they are written anew."""
+    files = sorted(file for file in Path(model).glob("*") if file.is_file())
+    written = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return f"{model} {hashlib.sha256(repr(written).encode()).hexdigest()[:12]}" if files else model
 
 
 def _todo(log: AnswerLog, config: RunConfig, held_out: Sequence[Problem], lengths: Sequence[int]) -> Todo:
@@ -147,7 +156,6 @@ def _fill(
                 advance=advance,
             )
             scores = grader.grade(responses)
-            grader.require_any(responses, scores)
             for number, response, score in zip(block, responses, scores, strict=True):
                 log.add(name, number % samples, response, score)
             stop.check()
@@ -172,7 +180,7 @@ def _answering(
             f"it by: logra model {config.model.path} DIR, and set model.path=DIR"
         )
     # A folder of its own: the run may be going on meanwhile.
-    work = out.with_suffix("")
+    work = out.with_name(f"{out.stem}-engines")
     config = config.model_copy(update={"run": work})
     with ExitStack() as stack:
         token = None

@@ -106,7 +106,7 @@ def build_probe(run: Run, responses: list[Response], batch_number: int) -> Probe
     chosen = probe_indices(
         [len(response.token_ids) for response in responses],
         positions=control.positions,
-        responses=control.responses_per_rank and control.responses_per_rank * run.ranks.world,
+        responses=control.responses(run.ranks.world),
         seed=derive_seed(config.seed, "probe", batch_number),
     )
     blocks = own_blocks(run, responses, chosen)

@@ -15,7 +15,8 @@ def macro_average(sources: Sequence[str], credits: np.ndarray, graded: np.ndarra
 
     ``sources`` is the task of each problem, ``credits`` (problems, samples) the verifier's scores in [0, 1], and
     ``graded`` which of them there are. The interval is the 95 % percentile one of drawing whole problems again within
-    each task. All are None where there are fewer than two tasks; the score is, where a task has nothing graded.
+    each task. All are None where there are fewer than two tasks; the score is, where a task has nothing graded, and the
+    interval, where one has in every draw.
     """
     tasks = list(dict.fromkeys(sources))
     if len(tasks) < 2:
@@ -29,9 +30,13 @@ def macro_average(sources: Sequence[str], credits: np.ndarray, graded: np.ndarra
         return found
     generator = np.random.default_rng(seed)
     drawn = [_drawn_means(above[of == task], below[of == task], generator) for task in range(len(tasks))]
-    # A draw in which a task has nothing graded says nothing of that task, and is left out of its mean.
-    low, high = np.nanquantile(np.mean(drawn, axis=0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return found | {"macro_score": float(np.mean(means)), "macro_score_interval": (float(low), float(high))}
+    found |= {"macro_score": float(np.mean(means))}
+    whole = np.mean(drawn, axis=0)
+    whole = whole[~np.isnan(whole)]  # without the draws in which a task has nothing graded
+    if not len(whole):
+        return found
+    low, high = np.quantile(whole, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return found | {"macro_score_interval": (float(low), float(high))}
 
 
 def _drawn_means(above: np.ndarray, below: np.ndarray, generator: np.random.Generator) -> np.ndarray:

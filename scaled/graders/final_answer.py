@@ -9,36 +9,59 @@ import re
 # said after it, and keeps the time to search bounded whatever the response's length.
 TAIL = 8_000
 LONGEST = 1_000
-# `Answer:`, `**Final Answer:**`, `The final answer is`; what follows on that line.
-LINE = re.compile(r"\banswer\b[*_\s]{0,4}(?::|：|\bis\b\s?:?)[*_ \t]{0,8}(?=([^\n]*))", re.IGNORECASE)
+# `Answer:`, `**Final Answer:**`, and what follows: displayed mathematics, or the rest of that line or the next one.
+COLON = re.compile(
+    r"\banswer\b[*_\s]{0,4}(?:\bis\b\s?)?[:：][*_\s]{0,12}(?=(\\\[.*?\\\]|\$\$.*?\$\$|[^\n]*))",
+    re.IGNORECASE | re.DOTALL,
+)
+# `The final answer is`, and the rest of the line. Any talk about an answer has these words too.
+SENTENCE_OF = re.compile(r"\banswer\b[*_\s]{0,4}\bis\b(?!\s?[:：])[*_ \t]{0,8}(?=([^\n]*))", re.IGNORECASE)
 BOX = re.compile(r"\\(?:boxed|fbox)\s?\{")
 # Boxes with no more than this between them are one answer of several parts: `\boxed{1}$ and $\boxed{2}`.
 BETWEEN = re.compile(r"[\s$,;]*(?:and|or)?[\s$]*", re.IGNORECASE)
 AFTERWORD = re.compile(r"\s*\.?\s*I hope it is correct\.?\s*$", re.IGNORECASE)
 SENTENCE = re.compile(r"\.(?:\s|$)")
+MARKED = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)")
 
 
 def final_answer(text: str, *, cut: bool = False) -> str | None:
     r"""The text of the last answer, or None if there is none.
 
     It is what stands in the last ``\boxed{…}`` (in the last ones, joined by commas, if nothing but a comma or `and`
-    is between them, and they differ) or in the last line with `Answer:`, whichever comes later. What a model thinks,
-    up to ``</think>``, holds no answer; nor does a line that the limit of tokens has ``cut``.
+    is between them, and they differ) or after the last `Answer:`, whichever comes later; where neither is, after the
+    last `answer is`. What a model thinks, up to ``</think>``, holds no answer; nor does a line that the limit of tokens
+    has ``cut``.
     """
     thought, said = text.rfind("<think>"), text.rfind("</think>")
     if thought > said:
         return None
     text = text[max(said + len("</think>") if said >= 0 else 0, len(text) - TAIL) :]
     boxes = _boxes(text)
-    line = next(reversed(list(LINE.finditer(text))), None)
-    if line is not None and cut and line.end(1) == len(text):
-        line = None
-    if line is None or (boxes and boxes[-1][1] > line.start(1)):
-        return _joined(text, boxes) if boxes else None
-    answer = AFTERWORD.sub("", line[1])
-    if ":" not in line[0] and "：" not in line[0]:  # a sentence, and others may follow it
-        answer = SENTENCE.split(answer)[0]
-    return answer
+    line = _last(COLON, text, cut)
+    if boxes and (line is None or boxes[-1][1] > line.start(1)):
+        return _joined(text, boxes)
+    said = None if line is None else AFTERWORD.sub("", line[1])
+    sentence = _last(SENTENCE_OF, text if said is None else said, cut and said is None)
+    if sentence is not None:  # others may follow it
+        said = SENTENCE.split(sentence[1])[0]
+    return None if said is None else _marked(said)
+
+
+def _last(pattern: re.Pattern[str], text: str, cut: bool) -> re.Match[str] | None:
+    found = [match for match in pattern.finditer(text) if match[1].strip()]
+    if found and cut and found[-1].end(1) == len(text):
+        return None
+    return found[-1] if found else None
+
+
+def _marked(answer: str) -> str:
+    """The one formula of a line, where only words are beside it."""
+    formulas = list(MARKED.finditer(answer))
+    if len(formulas) != 1:
+        return answer
+    (one,) = formulas
+    beside = answer[: one.start()] + answer[one.end() :]
+    return answer if re.search(r"[\d\\$=<>]", beside) else one[1] or one[2]
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:

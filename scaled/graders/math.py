@@ -38,10 +38,11 @@ def compare(gold: str, answer: str) -> Verdict:
     bases = BASED.fullmatch(gold), BASED.fullmatch(answer)
     if all(bases):  # math-verify leaves the base out
         return RIGHT if len({_value(*match.groups()) for match in bases}) == 1 else WRONG
-    expected = _parsed(gold)
+    cased = _cased(gold + answer)
+    expected = _parsed(gold, cased)
     if expected is None:
         return failed(f"the gold answer {gold!r:.80} cannot be read as mathematics")
-    given = _parsed(answer)
+    given = _parsed(answer, cased)
     if given is None:
         return unparseable(f"the answer {answer!r:.80} cannot be read as mathematics")
     return RIGHT if _same(expected, given) else WRONG
@@ -70,11 +71,16 @@ REPLACED = [
     (re.compile(r"\\[lcv]?dots|…|\.\.\."), r"\\text{dots}"),  # a thing of its own, so that lists with gaps compare
     (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])"), r"\\pi "),  # not p times i
     (re.compile(r"(?<=\d)[eE]([+-]?\d{1,4})(?![\d.A-Za-z])"), r"\\times 10^{\1}"),  # not e, the constant
+    (re.compile(r"(?<![\d./])(\d{1,6})\s+(?!\d{3}\b)(\d{1,6})/(\d{1,6})(?![\d.])"), r"\1\\frac{\2}{\3}"),  # 1 1/2
     (re.compile(r"√\s*\(([^()]*)\)|√\s*(\w+)"), r"\\sqrt{\1\2}"),
 ]
 WRAPPED = re.compile(r"\$\$?(.*?)\$?\$|\\\((.*)\\\)|\\\[(.*)\\\]", re.DOTALL)
 BASED = re.compile(r"([0-9A-Za-z]{1,60})_\{?(\d{1,2})\}?")
 RELATIVE = 5e-6
+SPACE = r"(?:\\[,;:! ]|\s|~)"
+SPACES = re.compile(rf"(?<!\d){SPACE}+|{SPACE}+(?!\d)|{SPACE}+(?=\d{{3}}(?!\d))")  # between digits: of thousands alone
+NAMES = re.compile(r"\\[A-Za-z]+")
+WORDS = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s?\{[^{}]*\}|[A-Za-z]{3,}(?![A-Za-z{])")
 
 
 def tidy(text: str) -> str:
@@ -100,6 +106,8 @@ def _same(expected: Any, given: Any) -> bool:
         return same
     # math-verify compares numbers to so many places, and so all tiny ones are equal.
     numbers = [value.doit() for value in (expected, given)]
+    if any(value.is_finite is False for value in numbers):
+        return True
     if any(value.free_symbols for value in numbers):
         return True
     if expected.has(UnevaluatedExpr) or given.has(UnevaluatedExpr):  # per cent: 28 % may stand for 28
@@ -131,21 +139,37 @@ def _value(digits: str, base: str) -> Any:
 
 
 def _letters(text: str) -> str:
-    """The text without what makes no difference: spaces, and case beyond a single letter."""
-    squeezed = re.sub(r"\\[,;:! ]|\s|~", "", text)
-    return squeezed.lower() if re.search(r"[A-Za-z]{2}", squeezed) else squeezed
+    """The text without what makes no difference: spaces, but `1 1/2` is not `11/2`; and the case of words."""
+    squeezed = SPACES.sub("", text)
+    return squeezed.lower() if re.search(r"[A-Za-z]{2}", NAMES.sub("", squeezed)) else squeezed
 
 
-def _parsed(text: str) -> Any:
-    """The sympy object that a LaTeX text means, or None."""
-    from latex2sympy2_extended.latex2sympy2 import NormalizationConfig, normalize_latex
-    from math_verify.parser import parse_latex_cached
+def _cased(text: str) -> bool:
+    """Whether a letter stands there as a capital and as a small one, and so for two things."""
+    letters = set(NAMES.sub("", WORDS.sub("", text)))
+    return any(letter.isascii() and letter.isupper() and letter.lower() in letters for letter in letters)
+
+
+def _parsed(text: str, cased: bool) -> Any:
+    """The sympy object that a LaTeX text means, or None. math-verify takes capital letters for small ones."""
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
+    from math_verify.parser import get_last_eq, parse_latex_cached, should_treat_as_complex
+
+    def read(latex: str) -> Any:
+        return latex2sympy(
+            latex,
+            is_real=not should_treat_as_complex(latex),
+            convert_degrees=False,
+            normalization_config=None,
+            conversion_config=ConversionConfig(lowercase_symbols=False),
+        )
 
     config = NormalizationConfig(
         basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
     )
     try:
-        return parse_latex_cached(normalize_latex(text, config))
+        latex = normalize_latex(text, config)
+        return read(get_last_eq(latex)) if cased else parse_latex_cached(latex)
     except MemoryError:
         raise
     except Exception:  # the parser raises Exception itself

@@ -12,7 +12,7 @@ import io
 from functools import cache
 from typing import Any
 
-from scaled.graders.verdict import RIGHT, Verdict, unparseable
+from scaled.graders.verdict import RIGHT, WRONG, Verdict, unparseable
 
 SCORERS = (
     "codeio",
@@ -37,7 +37,12 @@ def grade(gold: str, text: str, cut: bool, metadata: dict[str, Any]) -> Verdict:
     answer = _library().utils.extract_answer(text)
     if answer is None:
         return unparseable("no <answer>…</answer> in the response")
-    credit = float(_scorer(metadata["dataset"])(answer, metadata["entry"]))
+    try:
+        credit = float(_scorer(metadata["dataset"])(answer, metadata["entry"]))
+    except (ValueError, RecursionError):
+        if metadata["dataset"] != "codeio":
+            raise
+        return WRONG  # it reads the answer as JSON, and this one has a number or a nesting without end
     if not 0 <= credit <= 1 + 1e-9:
         raise ValueError(f"the scorer of {metadata['dataset']} gave {credit}, which is outside [0, 1]")
     return RIGHT if credit >= FULL else Verdict("wrong", credit)

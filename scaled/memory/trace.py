@@ -212,8 +212,8 @@ def _microbatches(config: RunConfig) -> int:
 def _probe_blocks(config: RunConfig, answered: int) -> list[int]:
     """Responses in each block of one rank: as ``scaled.gradients`` draws them and deals them out."""
     control = config.control
-    ranks, size, each = config.launch.ranks, config.microbatch, control.responses_per_rank
-    count = each * ranks if each else math.ceil(control.positions / answered)
+    ranks, size = config.launch.ranks, config.microbatch
+    count = control.responses(ranks) or math.ceil(control.positions / answered)
     own = math.ceil(min(count, config.rollout.prompts * config.rollout.responses_per_prompt) / ranks)
     return [min(size, own - start) for start in range(0, own, size)]
 

@@ -106,6 +106,7 @@ BAD_ROWS = {
     f'{{{MESSAGES}, "answer": "4", "metadata": "x"}}'.encode(): "`metadata` is 'x'; give an object",
     f'{{{MESSAGES}, "answer": "4", "metadata": null}}'.encode(): "`metadata` is None",
     f'{{{MESSAGES}, "answer": "\\ud83d"}}'.encode(): "\\ud83d is half of a surrogate pair",
+    f'{{{MESSAGES}, "answer": "1", "metadata": {{"a": ["\\ud83d"]}}}}'.encode(): "\\ud83d is half of a surrogate pair",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from scaled.errors import UserError
 from scaled.evaluate_run import evaluate_run
 from scaled.interrupt import Interrupted
 from scaled.macro import macro_average
+from scaled.records import Score
+from scaled.rewards import Grader
 from scaled.rollout.in_process import InProcess
 from tests.training import log
 
@@ -90,8 +93,8 @@ def test_answers_of_another_evaluation_are_never_mixed_in(four, tmp_path):
     before = out.read_bytes()
     for changed, said in (
         ("evaluation.temperature=1.5", r"evaluation\.temperature = 0\.7, and now it is 1\.5"),
-        ("data.held_out=5", "problems = "),
-        ("seed=6", "seed = 5, and now it is 6"),
+        ("data.held_out=5", "`data.held_out=5` cannot be set"),  # other problems, of which many were trained on
+        ("seed=6", "`seed=6` cannot be set"),
     ):
         with pytest.raises(UserError, match=said):
             evaluate_run(four, [*WAYS, changed], out)
@@ -103,6 +106,42 @@ def test_answers_of_another_evaluation_are_never_mixed_in(four, tmp_path):
     with pytest.raises(UserError, match="no `sample`"):
         evaluate_run(four, WAYS, other)
     assert other.read_text() == '{"kind": "a", "id": "b"}\n'
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text("a line without an end")
+    with pytest.raises(UserError, match="no file of an evaluation's answers"):
+        evaluate_run(four, WAYS, thesis)
+    assert thesis.read_text() == "a line without an end"
+
+
+def test_weights_that_were_written_anew_into_the_same_folder_do_not_get_the_old_answers(four, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(four / "checkpoints/update-000004/model", model)
+    given = [*WAYS, f"model.path={model}"]
+    out = evaluate_run(four / "config.yaml", given, tmp_path / "answers.jsonl")
+    assert evaluate_run(four / "config.yaml", given, out) == out
+    (model / "model.safetensors").touch()
+    with pytest.raises(UserError, match="model = "):
+        evaluate_run(four / "config.yaml", given, out)
+
+
+def test_one_block_that_cannot_be_graded_does_not_end_an_evaluation_that_others_can(four, tmp_path, monkeypatch):
+    given = [*WAYS, "rollout.batch=1"]
+    grade = Grader.grade
+    first = []
+
+    def failing(self, responses):
+        first.append(None)
+        scores = grade(self, responses)
+        return [Score(None, "failed", reason="broken") for _ in scores] if len(first) == 1 else scores
+
+    monkeypatch.setattr(Grader, "grade", failing)
+    rows = answers(evaluate_run(four, given, tmp_path / "answers.jsonl"))[1:]
+    assert [row["outcome"] for row in rows].count("failed") == 1
+    monkeypatch.setattr(
+        Grader, "grade", lambda self, responses: [Score(None, "failed", reason="broken")] * len(responses)
+    )
+    with pytest.raises(UserError, match="failed on all 4 responses"):
+        evaluate_run(four, given, tmp_path / "all.jsonl")
 
 
 def test_prompts_are_checked_before_a_file_is_made(four, tmp_path):
@@ -127,3 +166,12 @@ def test_a_response_that_could_not_be_graded_is_left_out_of_its_task_and_a_task_
     assert macro_average(["a", "b"], credits, graded, seed=0)["by_source"] == {"a": 1.0, "b": 0.5}
     none = macro_average(["a", "b"], credits, np.array([[0, 0], [1, 1]]), seed=0)
     assert none == {"macro_score": None, "macro_score_interval": None, "by_source": {"a": None, "b": 0.5}}
+
+
+def test_draws_in_which_a_task_has_nothing_graded_are_left_out_and_none_is_left_of_many_such_tasks():
+    sources = [f"task {number // 9}" for number in range(360)]
+    graded = np.array([[number % 9 == 0] for number in range(360)], float)  # each is missed by a third of all draws
+    found = macro_average(sources, np.ones((360, 1)), graded, seed=0)
+    assert (found["macro_score"], found["macro_score_interval"]) == (1.0, None)
+    few = macro_average(sources[:18], np.ones((18, 1)), graded[:18], seed=0)
+    assert few["macro_score_interval"] == (1.0, 1.0)

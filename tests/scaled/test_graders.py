@@ -244,6 +244,11 @@ def test_a_task_is_scored_by_its_own_scorer_on_the_last_tagged_answer():
     assert score("emoji_mystery", "<answer>ab</answer>", "ac") == ("wrong", 0.5)
 
 
+def test_what_the_answer_alone_makes_impossible_to_read_is_wrong_and_no_failure_of_the_grader():
+    for answer in ('{"a": ' + "1" * 5000 + "}", "[" * 5000 + "]" * 5000):
+        assert score("codeio", f"<answer>{answer}</answer>", '{"a": 1}') == ("wrong", 0.0)
+
+
 def test_without_tags_there_is_no_answer_even_if_the_text_is_it():
     assert score("manipulate_matrix", "1 2\n3 4") == ("unparseable", 0.0)
     assert score("manipulate_matrix", "<answer>1 2\n3 4") == ("unparseable", 0.0)
