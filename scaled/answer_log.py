@@ -40,7 +40,6 @@ class AnswerLog:
         if foreign or len(rows) > 1 or (rows and "evaluation" not in rows[0]):
             _require_same(path, rows[0].get("evaluation") if rows else None, json.loads(json.dumps(about)))
         else:  # there is none, or one of which nothing was answered
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
             self._rows.append({"evaluation": about})
         self._found = {(row["kind"], row["id"], row["sample"]): row for row in rows[1:]}

@@ -20,6 +20,7 @@ from scaled.errors import UserError
 from scaled.evaluate import require_problems, summarise, ways
 from scaled.interrupt import Interrupted, StopRequest
 from scaled.launch import engine_settings, engines_running
+from scaled.lock import locked_answers
 from scaled.model import load_model, load_skeleton, resolve_model
 from scaled.progress import RunProgress
 from scaled.ranks import ALONE
@@ -60,6 +61,7 @@ def evaluate_run(target: Path, overrides: Sequence[str], out: Path | None = None
         model, tokenizer = (load_skeleton if config.rollout.backend == "vllm" else load_model)(config.model)
         rollout = config.rollout
         prompts = encode_prompts(model, tokenizer, held_out, rollout.max_new_tokens, rollout.context, config.longest)
+        stack.enter_context(locked_answers(out))
         log = AnswerLog(out, about(config, held_out, weights))
         todo = _todo(log, config, held_out, [len(prompt) for prompt in prompts])
         stack.enter_context(stop.listening())

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +124,25 @@ def test_weights_that_were_written_anew_into_the_same_folder_do_not_get_the_old_
     (model / "model.safetensors").touch()
     with pytest.raises(UserError, match="model = "):
         evaluate_run(four / "config.yaml", given, out)
+
+
+def test_two_evaluations_never_write_into_one_file(four, tmp_path):
+    out = tmp_path / "answers.jsonl"
+    evaluate_run(four, WAYS, out)
+    before = out.read_bytes()
+    hold = "import sys\nfrom scaled.lock import locked_answers\nfrom pathlib import Path\n"
+    hold += "with locked_answers(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=r"answers\.jsonl is in use: another evaluation .* --out FILE"):
+            evaluate_run(four, ["evaluation.samples=2"], out)
+        other.kill()
+    assert out.read_bytes() == before
+    evaluate_run(four, WAYS, out)  # a lock ends with its process
+    assert out.read_bytes() == before
 
 
 def test_one_block_that_cannot_be_graded_does_not_end_an_evaluation_that_others_can(four, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,10 +61,12 @@ class Proposal:
 
     def resized(self, factor: float) -> Proposal:
         """The same direction with ρ times ``factor``."""
-        update = FactoredUpdate(
-            self.update.layers, self.update.factors, update=self.update.update, update_ratio=factor * self.ratio
-        )
-        return replace(self, update=update, ratio=factor * self.ratio)
+        return replace(self, ratio=factor * self.ratio).with_factors(self.update.factors)
+
+    def with_factors(self, factors: Mapping[str, Factor]) -> Proposal:
+        """Other U by the same projections, of size ρ ‖W‖ as every update is."""
+        update = FactoredUpdate(self.update.layers, factors, update=self.update.update, update_ratio=self.ratio)
+        return replace(self, update=update)
 
     def without(self, part: str) -> Proposal:
         """A wrong proposal for controls: matrices with ``part`` in their name do not move, η is as before."""

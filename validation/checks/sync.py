@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from logra_ref.direction import Factor
+from logra_ref.sync import round_rows
 from validation.bf16 import (
     differ_by_blocks,
     error_of_halves,
@@ -10,6 +14,8 @@ from validation.bf16 import (
     tie_patterns,
     wrong_sums,
 )
+from validation.checks.kl import worst
+from validation.checks.proposals import difference_q, frobenius, logits_along, toy_proposal
 from validation.claim import Comparison, Measurement, Setting, claim
 from validation.sync_trainer import follow, rounded_late, step_over_nominal
 
@@ -24,6 +30,7 @@ def bf16_sync(setting: Setting) -> Measurement:
     updates = 60 if setting.quick else 300
     found = follow(setting, updates)
     plain, random, split = (found["rows"][-1][name] for name in ("nearest", "stochastic", "split"))
+    lost, effect, of_signs = np.array([effect_of_rounding(setting, draw) for draw in range(4)]).T
     one = share_of_one_update(setting.generator("C26 share"))
     loss = rounding_loss(setting.generator("C26 rounding"))
     sums = wrong_sums(setting.generator("C26 sums"))
@@ -127,6 +134,16 @@ def bf16_sync(setting: Setting) -> Measurement:
             chance=CHANCE,
         ),
         Comparison(
+            "q of the rounded update over q of the update itself, the worst of 4 policies",
+            expected=1,
+            measured=worst(effect),
+            tolerance=2 * max(lost) + max(lost) ** 2,
+            reason="q is a square: at most 2 ε + ε², ε = ‖U − rounded U‖/‖U‖, where the error moves logits as U does",
+            oracle="Eq. 6 by scipy on logits of weights really moved, U not rounded",
+            control="rounded to its signs, in place of 127 levels",
+            control_measured=worst(of_signs),
+        ),
+        Comparison(
             "what bf16 weights take of one update at ρ = 6e-5, rounded to the nearest",
             expected=one["expected"],
             measured=one["nearest"],
@@ -165,6 +182,24 @@ def bf16_sync(setting: Setting) -> Measurement:
         "largest_sum": sums["largest"],
     }
     return Measurement(comparisons, note, data)
+
+
+def effect_of_rounding(setting: Setting, draw: int) -> tuple[float, float, float]:
+    """ε = ‖U − rounded U‖/‖U‖ over all matrices, q of the rounded update over q of U, and that of U's signs alone."""
+    proposal, h = toy_proposal(setting, draw=draw), 0.02
+    exact = difference_q(logits_along(proposal, [0.0, h, -h, 2 * h, -2 * h]), h, proposal.temperature).mean()
+    direction = {name: factor.direction() for name, factor in proposal.update.factors.items()}
+    error = {name: round_rows(u).direction() - u for name, u in direction.items()}
+
+    def over_exact(factors: dict[str, Factor]) -> float:
+        return float(proposal.with_factors(factors).q().mean() / exact)
+
+    signs = {name: Factor.of(u.sign() * u.abs().amax(1, keepdim=True)) for name, u in direction.items()}
+    return (
+        frobenius(error.values()) / frobenius(direction.values()),
+        over_exact({name: round_rows(u) for name, u in direction.items()}),
+        over_exact(signs),
+    )
 
 
 def rounded(value: int | dict[str, float]) -> int | dict[str, float]:
