@@ -69,7 +69,7 @@ class ShardedRows(Holding):
 
 def shard(policy: Policy, ranks: Ranks, compute: torch.dtype) -> None:
     """Deal the weights of a policy out over all ranks: each decoder layer alone, the embedding too if the output layer
-    has other weights, what is left as one unit.
+    has other weights, and that one if it is not trained; what is left as one unit.
 
     Products are made in ``compute``; weights stay in their own type. Gradients are summed, not averaged, since the
     loss is normalised by the tokens of all ranks.
@@ -79,6 +79,11 @@ def shard(policy: Policy, ranks: Ranks, compute: torch.dtype) -> None:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding.weight is not head.weight:  # else both need it, at either end of a pass
         units.append(embedding)
+        if not policy.trains_head:
+            # Called on one piece of the positions after the other, and gathered once for all of them. A trained one
+            # would have its gradients summed over the ranks piece by piece.
+            fully_shard(head, mesh=ranks.mesh, reshard_after_forward=False, mp_policy=_precision(model, compute))
+            head.set_reshard_after_backward(False)
     for unit in units:
         fully_shard(unit, mesh=ranks.mesh, reshard_after_forward=True, mp_policy=_precision(model, compute))
     fully_shard(policy, mesh=ranks.mesh, reshard_after_forward=True, mp_policy=_precision(model, compute, whole=True))
@@ -122,7 +127,8 @@ def fill(policy: Policy, source: PreTrainedModel | None, device: torch.device, r
 
 
 def gathered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Each weight as a whole, one after the other, to every rank; a tied one once."""
+    """Each weight as a whole, in its own type, one after the other, to every rank; a tied one once."""
+    reshard(model)
     for name, parameter in model.named_parameters():
         yield name, whole(parameter.detach())
 

@@ -1,6 +1,7 @@
 """A worker: one update of a small Qwen2 on made-up responses by the trainer's own pieces, in any number of ranks.
 
 ``-m tests.ranks.one_update FILE``: in fp64 and fp32, with and without checkpointing; rank 0 writes what came out.
+Then how often weights are gathered for few and for many logits at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 from transformers.models.qwen2 import modeling_qwen2
 
@@ -56,13 +58,13 @@ def some_responses() -> tuple[list[Response], torch.Tensor]:
     return made, torch.randn(11, generator=generator, dtype=torch.float64)
 
 
-def configuration(checkpointing: bool) -> RunConfig:
+def configuration(checkpointing: bool, logit_rows: int = 3) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run": "unused",
             "updates": 1,
             "microbatch": MICROBATCH,
-            "model": {"path": "unused", "gradient_checkpointing": checkpointing, "logit_rows": 3},
+            "model": {"path": "unused", "gradient_checkpointing": checkpointing, "logit_rows": logit_rows},
             "data": {"task": "arithmetic"},
             "rollout": {"temperature": TEMPERATURE},
             "loss": {"kind": "reinforce", "importance_cap": 1.5},
@@ -72,9 +74,8 @@ def configuration(checkpointing: bool) -> RunConfig:
     )
 
 
-def one_update(dtype: torch.dtype, checkpointing: bool, tied: bool, ranks: Ranks) -> dict:
-    """Weights after the update, α and q; and on how many ranks the next forward pass is another."""
-    config = configuration(checkpointing)
+def a_run(config: RunConfig, dtype: torch.dtype, tied: bool, ranks: Ranks) -> SimpleNamespace:
+    """What the trainer's pieces need of a run."""
     modeling_qwen2.Qwen2RMSNorm.forward = NormInItsOwnType.forward
     model = small_model(dtype, tied)
     prepare_model(model, config)
@@ -88,7 +89,7 @@ def one_update(dtype: torch.dtype, checkpointing: bool, tied: bool, ranks: Ranks
         model.enable_input_require_grads()
         shard(policy, ranks, dtype)
         fill(policy, source if ranks.first else None, CPU, ranks)
-    run = SimpleNamespace(
+    return SimpleNamespace(
         config=config,
         ranks=ranks,
         policy=policy,
@@ -98,6 +99,11 @@ def one_update(dtype: torch.dtype, checkpointing: bool, tied: bool, ranks: Ranks
         progress=RunProgress(1, 0, shown=False),
         advance=lambda count: None,
     )
+
+
+def one_update(dtype: torch.dtype, checkpointing: bool, tied: bool, ranks: Ranks) -> dict:
+    """Weights after the update, α and q; and on how many ranks the next forward pass is another."""
+    run = a_run(configuration(checkpointing), dtype, tied, ranks)
     responses, advantages = some_responses()
     accumulate_gradients(run, responses, advantages.to(dtype))
     probe = build_probe(run, responses, 1)
@@ -107,7 +113,7 @@ def one_update(dtype: torch.dtype, checkpointing: bool, tied: bool, ranks: Ranks
         after = run.policy(probe.blocks[0])
     held = sum(sketch.numel() for sketch in run.method.sketches.sketches().values())
     return {
-        "weights": {name: weight.clone() for name, weight in gathered(model)},
+        "weights": {name: weight.clone() for name, weight in gathered(run.model)},
         "alpha": step.alpha,
         "q": step.q,
         "sketch_norm": step.sketch_norm,
@@ -117,11 +123,31 @@ def one_update(dtype: torch.dtype, checkpointing: bool, tied: bool, ranks: Ranks
     }
 
 
+class Gatherings(TorchDispatchMode):
+    """Counts how often FSDP gathers a unit."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.fsdp.all_gather_copy_in.default
+        return function(*args, **(kwargs or {}))
+
+
+def gatherings(logit_rows: int, ranks: Ranks) -> int:
+    """How often a unit is gathered for the gradients of all microbatches."""
+    run = a_run(configuration(True, logit_rows), torch.float32, False, ranks)
+    responses, advantages = some_responses()
+    with Gatherings() as found:
+        accumulate_gradients(run, responses, advantages.float())
+    return found.count
+
+
 if __name__ == "__main__":
     with joined_ranks(CPU) as ranks:
         found = {
             (str(dtype), checkpointing, tied): one_update(dtype, checkpointing, tied, ranks)
             for dtype, checkpointing, tied in CASES
         }
+        pieces = {rows: gatherings(rows, ranks) for rows in (3, 1000)} if ranks.world > 1 else None
         if ranks.first:
-            torch.save(found, sys.argv[1])
+            torch.save((found, pieces), sys.argv[1])
