@@ -25,7 +25,10 @@ def locked(run: Path) -> AbstractContextManager[None]:
 
 def locked_answers(file: Path) -> AbstractContextManager[None]:
     """Hold a file of answers, by a lock beside it. A ``UserError`` as for a run's folder."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"no folder for the answers {file} ({error.strerror}); give --out FILE") from error
     return _held(
         file.with_name(f".{file.name}{LOCK}"),
         f"{file}",

@@ -143,6 +143,8 @@ def test_two_evaluations_never_write_into_one_file(four, tmp_path):
     assert out.read_bytes() == before
     evaluate_run(four, WAYS, out)  # a lock ends with its process
     assert out.read_bytes() == before
+    with pytest.raises(UserError, match=r"no folder for the answers .*other\.jsonl \(.*\); give --out FILE"):
+        evaluate_run(four, WAYS, out / "other.jsonl")
 
 
 def test_one_block_that_cannot_be_graded_does_not_end_an_evaluation_that_others_can(four, tmp_path, monkeypatch):
