@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from logra_ref.toy import LargerNumber, ToyPolicy, accuracy
+from validation import experiments
+from validation.claim import Setting
 from validation.experiments import Log, Run, train
 from validation.outcomes import averaged, end, interval, kl_ratio, retained, slope
 
@@ -65,3 +67,15 @@ def test_the_ratio_of_kls_is_the_median_over_the_updates_of_all_runs():
     logs = [Log(alpha=[1.0, 2.0], q=[0.01, 0.01], realised=[0.01, 0.08]), Log(alpha=[1.0], q=[1.0], realised=[9.0])]
     assert kl_ratio(logs) == pytest.approx(2)
     assert kl_ratio(logs, q_factor=2) == pytest.approx(1)
+
+
+def test_a_run_in_a_process_of_its_own_is_the_same_whatever_instructions_the_processor_has(monkeypatch):
+    run = Run(updates=10, rank=4)
+    found = []
+    for mkl, aten in ((None, None), ("AVX2", "avx2")):
+        for name, value in (("MKL_CBWR", mkl), ("ATEN_CPU_CAPABILITY", aten)):
+            monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+        experiments._DONE.clear()
+        found.append(vars(experiments.logs([run], Setting(), "")[run]))
+    np.testing.assert_equal(*found)
+    assert vars(train(run)) != found[0]  # this process's order of sums is another
