@@ -72,8 +72,8 @@ def serve(settings: EngineSettings, console: Console) -> int:
             process.await_health(client, lambda seconds: status.update(f"starting, {seconds:.0f} s"))
         host = socket.getfqdn() if settings.host == "0.0.0.0" else settings.host
         console.print(f"engine.urls=[http://{host}:{process.port}]", markup=False)
-        if code := process.wait():
-            console.print(f"the engine has ended, or answers no more: {process.last_words()}", markup=False)
+        code = process.wait()
+        console.print(f"the engine has ended, or answers no more: {process.last_words()}", markup=False)
         return code
 
 

@@ -162,10 +162,13 @@ class EngineProcess:
         return f"{(errors or lines or ['it is empty'])[-1].strip()[-500:]} (all of it: {self.settings.log})"
 
     def wait(self) -> int:
-        """Its exit code, once it has ended; 1 for one that answers no more."""
+        """Its exit code, once it has ended; 1 for one that answers no more, and in place of 0.
+
+        A server whose core has died may close as if it had been asked to.
+        """
         while not self.died():
             time.sleep(1.0)
-        return 1 if self.alive else self.process.returncode
+        return self.process.poll() or 1
 
     def stop(self) -> None:
         """Return when it and all that it has started are gone."""
