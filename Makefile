@@ -10,7 +10,7 @@ export LOGRA_MODELS ?= models
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help env engine data model demo demo-control demo-dense demo-engine bench-phases claims mutants notebooks notebooks-rewrite test test-full lint format clean FORCE
+.PHONY: help env engine data model peers demo demo-control demo-dense demo-engine bench bench-phases claims mutants notebooks notebooks-rewrite test test-full lint format clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,13 @@ data: env .venv/.data ## what reads the paper's data sets, and reasoning-gym; ne
 	@.venv/bin/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[data]'
 	@touch $@
 
+peers: env .venv-peers/.complete ## GaLore and APOLLO by their authors, for the benchmarks
+
+.venv-peers/.complete: constraints-peers.txt
+	@rm -rf .venv-peers
+	@.venv/bin/python -m pip install --disable-pip-version-check --no-deps --target .venv-peers --requirement $<
+	@touch $@
+
 model: env ## the pretrained model, SmolLM2-135M-Instruct
 	@[ -f "$$LOGRA_MODELS/smollm2/config.json" ] || $(LOGRA) model smollm2 "$$LOGRA_MODELS/smollm2"
 
@@ -94,6 +101,9 @@ demo-control: model ## a nominal step that is too large, without step control an
 bench-phases: model ## seconds and peak memory of the demo's update by phase, LoGRA beside dense Adam and LoRA
 	@$(LOGRA) bench phases smollm2-demo --updates 2
 
+bench: model peers ## a training step of LoGRA beside dense Adam, LoRA, GaLore and APOLLO; about ten minutes
+	@$(LOGRA) bench step
+
 claims: model data ## the whole ledger, and from it the README's table; about 25 minutes
 	@.venv/bin/python -m validation --json validation/ledger.json --readme README.md
 
@@ -125,6 +135,6 @@ format: env ## put right what ruff can
 	@.venv/bin/ruff check --fix .
 
 clean: ## remove .venv and caches; runs/ and models/ stay
-	@rm -rf .venv .venv-engine .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	@rm -rf .venv .venv-engine .venv-peers .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	@find logra_ref scaled validation tests examples -name __pycache__ -prune -exec rm -rf {} +
 	@echo "Kept: runs/ and models/"

@@ -158,8 +158,11 @@ class Projection:
 
     def gram(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Float[Tensor, "r r"]:
         """A Aᵀ in fp64, of A as it is drawn in ``dtype``, for exact norms: ‖U A‖² = tr(UᵀU · AAᵀ)."""
-        entries = self.entries(device, dtype).double()
-        return self.scale**2 * (entries @ entries.T)
+        entries = self.entries(device, dtype)
+        # Sums of ±1 are exact in fp32 up to 2^24 of them.
+        exact = self.has_signs and dtype == torch.float32 and self.width <= 2**24
+        entries = entries if exact else entries.double()
+        return self.scale**2 * (entries @ entries.T).double()
 
     def entries(
         self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, columns: slice = ALL

@@ -18,9 +18,34 @@ LOG_RATIO_LIMIT = 20.0  # e^20: beyond it a ratio is clipped away anyway, and e^
 def token_log_probs(
     logits: Float[Tensor, "*n v"], tokens: Int[Tensor, "*n"], temperature: float
 ) -> Float[Tensor, "*n"]:
-    """log softmax(z/T) of the given tokens, in at least fp32 (fp64 logits stay fp64)."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    return logits.gather(-1, tokens[..., None]).squeeze(-1) - torch.logsumexp(logits, dim=-1)
+    """log softmax(z/T) of the given tokens, in at least fp32 (fp64 logits stay fp64).
+
+    Its derivative in z is (1_token − softmax(z/T)) / T. Written out, it takes one array of the logits' size in
+    backward, where autograd would take several.
+    """
+    return _TokenLogProbs.apply(logits, tokens, temperature)
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, tokens, temperature):
+        scaled = _scaled(logits, temperature)
+        normaliser = torch.logsumexp(scaled, dim=-1)
+        ctx.save_for_backward(logits, tokens, normaliser)
+        ctx.temperature = temperature
+        return scaled.gather(-1, tokens[..., None]).squeeze(-1) - normaliser
+
+    @staticmethod
+    def backward(ctx, rate):
+        logits, tokens, normaliser = ctx.saved_tensors
+        rate = (rate / ctx.temperature)[..., None]
+        gradient = (_scaled(logits, ctx.temperature) - normaliser[..., None]).exp_().mul_(-rate)
+        return gradient.scatter_add_(-1, tokens[..., None], rate).to(logits.dtype), None, None
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide if temperature == 1 else wide / temperature
 
 
 @dataclass

@@ -24,9 +24,10 @@ def nominal_step(update_norm: float, weight_norm: float, update_ratio: float) ->
 
 
 def lifted_square(factor: Factor, projection: Projection) -> Float[Tensor, ""]:
-    """‖U A‖_F² = tr(UᵀU · AAᵀ), exact, in fp64, without forming U A."""
-    direction = factor.direction().double()
-    return ((direction.T @ direction) * projection.gram(factor.levels.device, factor.levels.dtype)).sum()
+    """‖U A‖_F² = tr(UᵀU · AAᵀ) without forming U A: UᵀU in the factor's dtype, AAᵀ and the sum in fp64."""
+    direction = factor.direction()
+    gram = projection.gram(direction.device, direction.dtype)
+    return ((direction.T @ direction).double() * gram).sum()
 
 
 def lifted_rows(

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from scaled.options import ENGINE_PYTHON, Config, EnginePython, Overrides
 
+PEERS_FOLDER = Path(".venv-peers")
+
+
+def writable(file: Path | None) -> Path | None:
+    """The file, refused before anything is measured if it could not be written in the end."""
+    if file and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+        raise typer.BadParameter(f"{file} cannot be written; name a file in a folder that exists")
+    return file
+
+
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", callback=writable, help="Also write all figures there.")
+]
+Repeats = Annotated[int, typer.Option(min=1, help="Timed rounds, in which each alternative has its turn.")]
+Rank = Annotated[int, typer.Option(min=1, help="r, the columns of a sketch.")]
+Tokens = Annotated[int, typer.Option(min=16, help="Of each of the two sequences of a batch.")]
+
 bench = typer.Typer(help="Measure seconds, memory and bytes, with alternatives side by side.", no_args_is_help=True)
+
+
+def report(found: dict[str, Any], show: Callable[[dict[str, Any], Console], None], file: Path | None) -> None:
+    """Print the figures of a benchmark, and keep them in a file if one is named."""
+    import json
+
+    from scaled.files import save_text
+
+    show(found, Console(highlight=False))
+    if file:
+        save_text(file, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
 
 
 @bench.command(epilog="Example: logra bench phases smollm2-demo --updates 2")
@@ -44,10 +74,42 @@ def memory(
     raise typer.Exit(0 if show(found, Console(highlight=False)) else 1)
 
 
+@bench.command(epilog="Example: logra bench step --json step.json")
+def step(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="smollm2, a folder in Hugging Face format, or for one decoder layer of it qwen2.5-math-1.5b, "
+            "qwen2.5-math-7b or 27b-stand-in.",
+        ),
+    ] = "smollm2",
+    tokens: Tokens = 512,
+    repeats: Repeats = 5,
+    methods: Annotated[str, typer.Option(help="METHOD or METHOD:RANK, by commas.")] = (
+        "frozen,dense,logra:64,logra-sgd:64,lora:64,logra:256,lora:256,galore:128,apollo:256"
+    ),
+    checkpointing: Annotated[bool, typer.Option(help="Compute activations again in backward.")] = False,
+    peers: Annotated[Path, typer.Option(help="The folder that has GaLore and APOLLO (`make peers`).")] = PEERS_FOLDER,
+    json_file: JsonFile = None,
+) -> None:
+    """A training step (forward, backward, update) of LoGRA, dense Adam, LoRA, GaLore and APOLLO in turn.
+
+    Seconds and memory over dense Adam's, beside the operations counted and the bound that follows from them.
+    """
+    from scaled.bench.step import compare, contenders_of
+    from scaled.bench.step_show import show
+
+    found = compare(
+        contenders_of(methods), model, tokens=tokens, repeats=repeats, checkpointing=checkpointing, peers=peers
+    )
+    report(found, show, json_file)
+
+
 @bench.command("sync", epilog="Example: logra bench sync models/smollm2")
 def sync_bytes(
     model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format.")],
-    rank: Annotated[int, typer.Option(min=1, help="r, the columns of a factor.")] = 64,
+    rank: Rank = 64,
     updates: Annotated[int, typer.Option(min=1, help="Updates measured for each multiplier.")] = 3,
 ) -> None:
     """Bytes of an update by every exact way to send it: all weights, the numbers that changed, or factors."""
@@ -60,7 +122,7 @@ def sync_bytes(
 def rounding(
     model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format, fp32.")],
     engine_python: EnginePython = ENGINE_PYTHON,
-    rank: Annotated[int, typer.Option(min=1, help="r, the columns of a factor.")] = 64,
+    rank: Rank = 64,
     updates: Annotated[int, typer.Option(min=1, help="Updates sent for each rounding.")] = 300,
     log: Annotated[Path, typer.Option(help="Where the engine's log goes.")] = Path("bench-rounding.log"),
 ) -> None:

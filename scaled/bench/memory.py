@@ -1,7 +1,7 @@
 """The memory plan beside what an update really allocates on this machine's CPU.
 
-The measure is torch's own: the profiler's record of every allocation and release of the CPU allocator. It knows
-nothing of the planner, and has the temporaries inside an operation too, which the planner cannot see.
+The measure is torch's own (``allocations``): it knows nothing of the planner, and has the temporaries inside an
+operation too, which the planner cannot see.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
+from scaled.bench import allocations
 from scaled.bench.phases import METHODS, failure
 from scaled.bench.smoke_run import SmokeRun
 from scaled.build import build_method, build_policy
@@ -69,12 +69,11 @@ def measure(config: RunConfig, prompt: int) -> dict[str, int]:
     device = resolve_device(config.model.device)
     with joined_ranks(device) as ranks:
         require_same_settings(config, ranks)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        with allocations.recorded() as record:
             policy, tokenizer = build_policy(config, config.model, ranks)
             gc.collect()  # the whole model that the first rank has read, in host memory where there is a GPU
             if ranks.world == 1:
-                for parameter in policy.parameters():  # those of a file are not the allocator's
-                    parameter.data = parameter.data.clone()
+                allocations.own_weights(policy)
             run = SmokeRun(config, policy, build_method(policy, config, ranks), ranks, tokenizer)
             responses = made_up(policy.model.config.vocab_size, sizes, _count(config))
             advantages = torch.tensor([1.0, -1.0] * len(responses))[: len(responses)]
@@ -83,7 +82,7 @@ def measure(config: RunConfig, prompt: int) -> dict[str, int]:
                     accumulate_gradients(run, responses, advantages)
                 with record_function(f"{REST} {update}"):
                     run.method.step(update, build_probe(run, responses, update), None, lambda: None)
-        peaks = dict(_peaks(record))
+        peaks = dict(allocations.peaks(record, TRAIN, REST))
         everyone = ranks.gather({part: peaks[f"{part} 2"] for part in PARTS})
     return {part: max(one[part] for one in everyone) for part in PARTS}
 
@@ -131,22 +130,6 @@ def _count(config: RunConfig) -> int:
     return min(
         2 * config.microbatch * config.launch.ranks, config.rollout.prompts * config.rollout.responses_per_prompt
     )
-
-
-def _peaks(record: profile) -> Iterator[tuple[str, int]]:
-    """The most bytes alive within each marked part of a profile."""
-    events = record.profiler.kineto_results.events()
-    marks = [event for event in events if event.name().startswith((TRAIN, REST))]
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    for mark in marks:
-        alive = most = 0
-        for time, change in changes:
-            if time > mark.end_ns():
-                break
-            alive += change
-            if time >= mark.start_ns():
-                most = max(most, alive)
-        yield mark.name(), most
 
 
 if __name__ == "__main__":

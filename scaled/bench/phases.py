@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from scaled.run import open_run
 from scaled.train import take_batch
 
 METHODS = ("logra", "dense", "lora")
+TORCHRUN = "torch/distributed/elastic/"
 REASON_LINES = 12
 SECONDS = ("seconds_rollout", "seconds_train", "seconds_probe", "seconds_update")
 
@@ -89,8 +91,12 @@ def compare(config: RunConfig, updates: int, ranks: int = 1) -> dict[str, Any]:
 
 
 def failure(done: subprocess.CompletedProcess[str]) -> str:
-    """The end of what a child wrote before it failed: a message of several lines, or the innermost of a traceback."""
-    if lines := done.stderr.strip().splitlines():
+    """The end of what a child wrote before it failed: a message of several lines, or the innermost of a traceback.
+
+    What torchrun adds about its ranks is left out, unless there is nothing else.
+    """
+    lines = done.stderr.strip().splitlines()
+    if lines := list(takewhile(lambda line: TORCHRUN not in line, lines)) or lines:
         return "\n".join(lines[-REASON_LINES:])
     killed = "killed, perhaps for its memory" if done.returncode == -signal.SIGKILL else "it wrote no reason"
     return f"exit code {done.returncode}, {killed}"
