@@ -113,13 +113,12 @@ Check = Callable[[Setting], Measurement]
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, where it stands, and the check; without a check, the reason why there is none."""
+    """A statement of the paper, where it stands, and the check."""
 
     id: str
     statement: str
     where: str
-    check: Check | None = None
-    reason: str = ""
+    check: Check
 
 
 REGISTRY: dict[str, Claim] = {}
@@ -129,18 +128,9 @@ def claim(id: str, statement: str, where: str) -> Callable[[Check], Check]:
     """Register the decorated function as the check of a claim."""
 
     def register(check: Check) -> Check:
-        _add(Claim(id, statement, where, check=check))
+        if id in REGISTRY:
+            raise ValueError(f"claim {id} is registered twice: {REGISTRY[id].statement!r} and {statement!r}")
+        REGISTRY[id] = Claim(id, statement, where, check)
         return check
 
     return register
-
-
-def not_here(id: str, statement: str, where: str, reason: str) -> None:
-    """Register a claim that nothing here measures yet."""
-    _add(Claim(id, statement, where, reason=reason))
-
-
-def _add(new: Claim) -> None:
-    if new.id in REGISTRY:
-        raise ValueError(f"claim {new.id} is registered twice: {REGISTRY[new.id].statement!r} and {new.statement!r}")
-    REGISTRY[new.id] = new

@@ -106,6 +106,76 @@ def step(
     report(found, show, json_file)
 
 
+@bench.command(epilog="Example: logra bench growth --plot growth.svg")
+def growth(
+    repeats: Repeats = 3,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=writable, help="A picture, SVG or PNG by its name.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """How a step's seconds and memory grow with tokens, rank and width, on single decoder layers of the paper's models.
+
+    Some ten minutes on two cores; 10 GB of memory.
+    """
+    from scaled.bench.growth import compare, draw, show
+
+    found = compare(repeats=repeats)
+    report(found, show, json_file)
+    if plot:
+        draw(found, plot)
+
+
+@bench.command(epilog="Example: logra bench probe smollm2-demo control.positions=256")
+def probe(
+    config: Config,
+    overrides: Overrides = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a made-up prompt.")] = 64,
+    repeats: Repeats = 5,
+    json_file: JsonFile = None,
+) -> None:
+    """What predicting an update's KL costs beside one forward pass over the probe's tokens, by every way there is.
+
+    And the share of an update that follows for the paper's recipes. Responses are made up, as long as they may be.
+    """
+    from scaled.bench.probe_cost import compare, show
+    from scaled.config_file import load_config
+
+    found = compare(load_config(config, overrides or []), prompt=prompt_tokens, repeats=repeats)
+    report(found, show, json_file)
+
+
+@bench.command(epilog="Example: logra bench refresh models/smollm2 --rank 256")
+def refresh(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for `bench step`.")] = "smollm2",
+    rank: Rank = 256,
+    tokens: Tokens = 512,
+    repeats: Repeats = 5,
+    json_file: JsonFile = None,
+) -> None:
+    """What drawing projections costs, and using them: counter-based bits beside torch's generator, and each kind."""
+    from scaled.bench.refresh import compare, show
+
+    report(compare(model, rank=rank, tokens=tokens, repeats=repeats), show, json_file)
+
+
+@bench.command(epilog="Example: logra bench reduction smollm2 --ranks 2")
+def reduction(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="smollm2, or a folder in Hugging Face format.")
+    ] = "smollm2",
+    rank: Rank = 64,
+    ranks: Annotated[int, typer.Option(min=2, help="Processes that share the model.")] = 2,
+    tokens: Tokens = 64,
+    repeats: Repeats = 3,
+    json_file: JsonFile = None,
+) -> None:
+    """Bytes that ranks sum in a backward pass: sketches beside dense gradients, counted and by formula."""
+    from scaled.bench.reduction import compare, show
+
+    report(compare(model, rank=rank, ranks=ranks, tokens=tokens, repeats=repeats), show, json_file)
+
+
 @bench.command("sync", epilog="Example: logra bench sync models/smollm2")
 def sync_bytes(
     model: Annotated[Path, typer.Argument(metavar="DIR", help="A model's folder in Hugging Face format.")],

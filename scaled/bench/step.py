@@ -4,7 +4,7 @@ Every method has a process of its own, with the same model and the same batches;
 that whatever else the machine does meets all of them. A step is forward, backward and update. The probe, which only
 LoGRA has, is measured by ``bench probe``.
 
-Operations are those of matrix products, as torch counts them while a step runs. The bound is what a method's ratio to
+Operations are those that ``costs`` counts while a step runs. The bound is what a method's ratio to
 dense would be if time went by operations alone: those that every method has to do (``frozen``) and, for LoGRA,
 n r (d + k) pairs for a matrix's sketch and r d k for its update, in place of n d k for its gradient (a pair is one
 multiplication and one addition, 2 operations; n is the batch's tokens).
@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 from torch.profiler import record_function
-from torch.utils.flop_counter import FlopCounterMode
 
 from scaled.bench import allocations
 from scaled.bench.contenders import PEERS, RANKED, Contender, open_contender
+from scaled.bench.costs import operations_counter
 from scaled.bench.phases import failure
 from scaled.bench.smoke_run import RESPONSES, made_up
 from scaled.errors import UserError
@@ -137,7 +137,7 @@ def work(name: str, model: str, tokens: int, checkpointing: bool) -> None:
                 _step(contender, tokens, number)
     network = contender.run.model
     weights = list(network.parameters())
-    with FlopCounterMode(display=False) as counter:
+    with operations_counter() as counter:
         _step(contender, tokens, WARM)
     _say(
         {
