@@ -48,11 +48,11 @@ def compare(
     left_out = [name for name in names if not _installed(name, peers)]
     names = [name for name in names if name not in left_out]
     with ExitStack() as stack:
-        workers = {
-            name: stack.enter_context(_worker([name, model, str(tokens), str(int(checkpointing))], peers))
-            for name in names
-        }
-        found = {name: _answer(name, worker) for name, worker in workers.items()}
+        workers, found = {}, {}
+        for name in names:  # one is ready before the next begins: together they would take each other's memory
+            arguments = [name, model, str(tokens), str(int(checkpointing))]
+            workers[name] = stack.enter_context(_worker(arguments, peers))
+            found[name] = _answer(name, workers[name])
         for _ in range(repeats):
             for name, worker in workers.items():
                 worker.stdin.write("step\n")
