@@ -1,6 +1,7 @@
 """What the benches count, against counts by hand, and the laws that they fit, against laws that are known."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(c
     arguments = ["bench", command, *(["tiny-math"] if command == "probe" else []), "--json"]
     for place in (tmp_path, tmp_path / "nowhere" / "x.json"):
         done = CliRunner().invoke(app, [*arguments, str(place)])
-        assert done.exit_code == 2 and "cannot be written" in done.output
+        said = re.sub(r"[\s│]+", " ", done.output)  # a long path breaks the lines of the box anywhere
+        assert done.exit_code == 2 and "cannot be written" in said
 
 
 def test_a_model_that_cannot_be_read_is_one_clear_error_of_the_ranks_too(tmp_path):
