@@ -55,15 +55,9 @@ class LoGRA(torch.optim.Optimizer):
         self.int8_factors = int8_factors
         self._proposal: FactoredUpdate | None = None
         self._moments: dict[str, Tensor] = {}
-        group = {
-            "params": list(sketches.weights().items()),
-            "lr": update_ratio,
-            "beta2": beta2,
-            "epsilon": epsilon,
-            "update": 1,  # the number of the update that comes next
-            "drawn": self._drawn(),
-        }
-        super().__init__([group], defaults={})
+        settings = {"lr": update_ratio, "beta2": beta2, "epsilon": epsilon, "drawn": self._drawn()}
+        # "update" is the number of the update that comes next.
+        super().__init__([{"params": list(sketches.weights().items()), "update": 1, **settings}], defaults={})
 
     @property
     def update(self) -> int:

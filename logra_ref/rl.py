@@ -147,14 +147,9 @@ def grpo_loss(
     ``response_tokens`` holds at each token the length of its response, ``responses`` their number in the global
     batch; advantages are group-relative.
     """
+    denominator = response_tokens * responses
     return ppo_loss(
-        log_probs,
-        old_log_probs,
-        advantages,
-        weights=weights,
-        mask=mask,
-        denominator=response_tokens * responses,
-        clip=clip,
+        log_probs, old_log_probs, advantages, weights=weights, mask=mask, denominator=denominator, clip=clip
     )
 
 

@@ -91,13 +91,9 @@ class _SketchingProduct(torch.autograd.Function):
         layer.holding.collect(contribution, layer._add)
         layer.contributions += 1
         needs_x, _, needs_bias = ctx.needs_input_grad[:3]
-        return (
-            delta @ weight.to(delta.dtype) if needs_x else None,
-            None,
-            rows.sum(0) if ctx.has_bias and needs_bias else None,
-            None,
-            None,
-        )
+        along_x = delta @ weight.to(delta.dtype) if needs_x else None
+        along_bias = rows.sum(0) if ctx.has_bias and needs_bias else None
+        return along_x, None, along_bias, None, None
 
 
 class SketchSet:

@@ -29,10 +29,8 @@ class ToyBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "b l w"]) -> Float[Tensor, "b l w"]:
         h = self.attention_norm(x)
-        q, k, v = (
-            layer(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        projected = (layer(h) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in projected)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
         x = x + self.o_proj(mixed)
         h = self.mlp_norm(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from jaxtyping import Float, Real
@@ -21,6 +21,11 @@ MERGE_ROWS = 1024  # rows of U A that exist at a time
 def nominal_step(update_norm: float, weight_norm: float, update_ratio: float) -> float:
     """η such that ‖D‖ = ρ ‖W‖ over all selected matrices: η = ρ ‖W‖ / ‖U A‖; 0 where U A = 0."""
     return update_ratio * weight_norm / update_norm if update_norm > 0 else 0.0
+
+
+def squared_norm(weight: Float[Tensor, "d k"]) -> Float[Tensor, ""]:
+    """‖W‖_F², the norm of each row in the weight's dtype and the sum of their squares in fp64: no fp64 copy of W."""
+    return torch.linalg.vector_norm(weight, dim=1).double().square().sum()
 
 
 def lifted_square(factor: Factor, projection: Projection) -> Float[Tensor, ""]:
@@ -78,7 +83,7 @@ class FactoredUpdate:
         self.projections = {name: layer.projection for name, layer in self.layers.items()}
         self.weights = {name: holding.own(layer.weight) for name, layer in self.layers.items()}
         squares = [lifted_square(factor, self.projections[name]) for name, factor in self.factors.items()]
-        held = [torch.linalg.vector_norm(weight, dtype=torch.float64) ** 2 for weight in self.weights.values()]
+        held = [squared_norm(weight) for weight in self.weights.values()]
         lifted_norm, weight_norm = holding.total(torch.stack([sum(squares), sum(held)])).sqrt().tolist()
         self.weight_norm = weight_norm
         self.eta = nominal_step(lifted_norm, weight_norm, update_ratio)
@@ -105,17 +110,13 @@ class FactoredUpdate:
         for name, weight in self.weights.items():
             merge_rows_(weight, self.factors[name].levels, coefficients[name], self.projections[name])
 
-    @contextmanager
-    def displaced(self, alpha: float) -> Iterator[None]:
+    def displaced(self, alpha: float) -> AbstractContextManager[None]:
         """Inside, the layers compute with W + α D_W, as factors: no weight is touched, so there is none to restore."""
-        with self._factors(alpha, moving=False):
-            yield
+        return self._factors(alpha, moving=False)
 
-    @contextmanager
-    def tangents(self) -> Iterator[None]:
+    def tangents(self) -> AbstractContextManager[None]:
         """Inside, under ``forward_ad.dual_level``, the layers add the rate of change along D, −η (x Aᵀ) Uᵀ."""
-        with self._factors(1.0, moving=True):
-            yield
+        return self._factors(1.0, moving=True)
 
     @contextmanager
     def _factors(self, alpha: float, *, moving: bool) -> Iterator[None]:

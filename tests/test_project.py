@@ -84,8 +84,8 @@ def test_lines_of_code_are_counted_without_docstrings_and_comments_only(tmp_path
     assert lines_of_code(path) == 3
 
 
-def test_the_reference_stays_near_a_thousand_lines_of_code():
-    assert sum(map(lines_of_code, sources("logra_ref"))) < 1050
+def test_the_reference_stays_below_a_thousand_lines_of_code():
+    assert sum(map(lines_of_code, sources("logra_ref"))) < 1000
 
 
 def test_no_file_of_python_is_beyond_300_lines():
