@@ -13,10 +13,11 @@ from scaled.adam import DenseMethod, LoraMethod
 from scaled.config import ModelConfig, RunConfig
 from scaled.errors import UserError
 from scaled.interrupt import StopRequest
+from scaled.machine import require_memory
 from scaled.methods import LograMethod, Method
 from scaled.model import computing, load_model, load_skeleton, resolve_device, resolve_model
 from scaled.policy import Policy
-from scaled.ranks import Ranks
+from scaled.ranks import ALONE, Ranks
 from scaled.rollout import Rollout
 from scaled.rollout.engines import FromEngines
 from scaled.rollout.in_process import InProcess
@@ -42,6 +43,10 @@ def build_policy(config: RunConfig, source: ModelConfig, ranks: Ranks) -> tuple[
     whole = None
     with ranks.together():  # none waits for the first if its model cannot be loaded
         if ranks.first:
+            if device.type == "cpu":  # which would kill the process, where a GPU has an error
+                parameters, method = counted(config, source)
+                needed = 4 * parameters + sum(method.state_bytes().values())
+                require_memory(needed, f"training {source.path} by {config.method}")
             whole, tokenizer = load_model(source if ranks.world == 1 else source.model_copy(update={"device": "cpu"}))
             prepare_model(whole, config)
     model = whole
@@ -55,6 +60,14 @@ def build_policy(config: RunConfig, source: ModelConfig, ranks: Ranks) -> tuple[
         fill(policy, whole, device, ranks)
         policy.computing = nullcontext  # FSDP casts
     return policy, tokenizer
+
+
+def counted(config: RunConfig, source: ModelConfig) -> tuple[int, Method]:
+    """The number of a model's parameters, and its method on the meta device, to be counted too."""
+    model, _ = load_skeleton(source)
+    parameters = sum(parameter.numel() for parameter in model.parameters())  # before LoRA adds its own
+    prepare_model(model, config)
+    return parameters, build_method(Policy(model), config, ALONE)
 
 
 def policy_of(model: PreTrainedModel, config: RunConfig) -> Policy:

@@ -17,6 +17,8 @@ from scaled.interrupt import Interrupted, close_stdout
 from scaled.memory.commands import plan
 from scaled.options import ENGINE_PYTHON, Config, Dtype, EnginePython, Overrides
 
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
 app = typer.Typer(
     help="Reinforcement learning of language models with low-rank gradient sketches.",
     no_args_is_help=True,
@@ -241,6 +243,11 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         _fail(f"{error.filename or 'standard output'}: {error.strerror}; mend that, or name another file or folder", 2)
+    except (MemoryError, RuntimeError) as error:  # torch's of a CPU and of a GPU are of the latter
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
+            raise
+        reason = (str(error).splitlines() or ["MemoryError"])[0]
+        _fail(f"memory ran out: {reason}; take a smaller model, rank or microbatch (logra plan has the peaks)", 1)
     except Interrupted:
         sys.exit(130)
 

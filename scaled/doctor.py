@@ -65,7 +65,7 @@ def judge_machine(machine: Machine) -> Iterator[Line]:
         )
     else:
         yield from judge_torch(machine)
-    yield Line("memory", f"{_size(machine.memory)} available")
+    yield Line("memory", f"{size(machine.memory)} available")
     yield judge_shared_memory(machine.shared_memory)
     yield judge_port(machine)
     few = machine.open_files < OPEN_FILES and machine.open_files >= 0
@@ -139,7 +139,7 @@ def judge_torch(machine: Machine) -> Iterator[Line]:
 
 def judge_gpu(index: int, gpu: Gpu) -> Line:
     """A GPU that has no bf16 of its own computes it slowly or not at all."""
-    found = f"{gpu.name}, {_size(gpu.memory)}, compute capability {gpu.capability[0]}.{gpu.capability[1]}"
+    found = f"{gpu.name}, {size(gpu.memory)}, compute capability {gpu.capability[0]}.{gpu.capability[1]}"
     if gpu.capability < BF16_SINCE:
         return Line(f"GPU {index}", f"{found}, no bf16", "warning", "set model.compute_dtype=float32")
     return Line(f"GPU {index}", f"{found}, bf16")
@@ -150,8 +150,8 @@ def judge_shared_memory(free: int | None) -> Line:
     if free is None:
         return Line("/dev/shm", "not there", "warning", "several ranks on one machine may need it")
     if free < SHARED_MEMORY:
-        return Line("/dev/shm", f"{_size(free)} free", "warning", "several ranks need 1 GiB: docker run --shm-size=8g")
-    return Line("/dev/shm", f"{_size(free)} free")
+        return Line("/dev/shm", f"{size(free)} free", "warning", "several ranks need 1 GiB: docker run --shm-size=8g")
+    return Line("/dev/shm", f"{size(free)} free")
 
 
 def judge_port(machine: Machine) -> Line:
@@ -179,8 +179,8 @@ def judge_needs(machine: Machine, needs: Needs) -> Iterator[Line]:
     weights = 4 * needs.parameters
     yield Line(
         "the run",
-        f"{needs.parameters:,} parameters on {needs.device}; in fp32 {_size(weights)}, kept for training "
-        f"{_size(needs.state)}; activations and libraries come on top",
+        f"{needs.parameters:,} parameters on {needs.device}; in fp32 {size(weights)}, kept for training "
+        f"{size(needs.state)}; activations and libraries come on top",
     )
     if needs.device == "cpu":
         remedy = "a smaller model, or more memory"
@@ -207,9 +207,5 @@ def judge_needs(machine: Machine, needs: Needs) -> Iterator[Line]:
 
 
 def _enough(name: str, needed: int, there: int, remedy: str) -> Line:
-    found = f"{_size(needed)} needed at least, {_size(there)} there"
+    found = f"{size(needed)} needed at least, {size(there)} there"
     return Line(name, found) if needed <= there else Line(name, found, "missing", remedy)
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else size(count)

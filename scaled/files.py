@@ -63,6 +63,8 @@ def discard(partial: Path) -> None:
 
 def size(count: int) -> str:
     """A number of bytes for people."""
+    if count >= 2**30:
+        return f"{count / 2**30:.2f} GiB"
     return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled.errors import UserError
-from scaled.files import existing
+from scaled.files import existing, size
 
 if TYPE_CHECKING:
     from scaled.config import RunConfig
@@ -169,6 +169,15 @@ def available_memory() -> int:
     return min(found)
 
 
+def require_memory(needed: int, what: str) -> None:
+    """Raises ``UserError`` for more bytes than a new process may take; without it the kernel would kill the process."""
+    if needed > (there := available_memory()):
+        raise UserError(
+            f"{what} needs {size(needed)} of host memory at least, and {size(there)} are there; take a smaller model "
+            "or rank, or a machine with more memory"
+        )
+
+
 def listening_port(port: int) -> int | None:
     """A port of the loopback that could be listened at, the one asked for or, for 0, any; None if there is none."""
     with socket.socket() as listener:
@@ -183,10 +192,8 @@ def listening_port(port: int) -> int | None:
 
 def find_needs(config: RunConfig) -> Needs:
     """What a configuration needs, counted on the model without its weights. Nothing is written or fetched by pip."""
-    from scaled.build import build_method, prepare_model
-    from scaled.model import load_skeleton, resolve_device
-    from scaled.policy import Policy
-    from scaled.ranks import ALONE
+    from scaled.build import counted
+    from scaled.model import resolve_device
     from scaled.smollm2 import SMOLLM2, smollm2_folder
 
     place = {
@@ -202,10 +209,7 @@ def find_needs(config: RunConfig) -> Needs:
         device = resolve_device(wanted).type
         if config.model.path == SMOLLM2 and not smollm2_folder().is_dir():
             raise UserError(f"{SMOLLM2} is not here yet; fetch it by: logra model {SMOLLM2} {smollm2_folder()}")
-        model, _ = load_skeleton(config.model)
-        weights = sum(parameter.numel() for parameter in model.parameters())
-        prepare_model(model, config)
-        method = build_method(Policy(model), config, ALONE)
+        weights, method = counted(config, config.model)
     except UserError as error:
         return Needs(**place, device=wanted.partition(":")[0], unknown=str(error))
     saved = sum(tensor.numel() * tensor.element_size() for tensor in method.tensors().values())

@@ -18,8 +18,10 @@ from transformers import PreTrainedModel
 
 from logra_ref import LoGRA, attach_sketches
 from logra_ref.rl import token_log_probs
+from logra_ref.sketch import select_layers
 from logra_ref.sync import FactorMessage, nudge_ties_
 from scaled.config_data import ModelConfig
+from scaled.machine import require_memory
 from scaled.model import load_model
 from scaled.policy_sync.client import EngineClient
 from scaled.policy_sync.fingerprint import fingerprints
@@ -62,6 +64,8 @@ class Trainer:
     @classmethod
     def of(cls, folder: Path, rank: int, dtype: str, ratio: float, device: str = "cpu") -> Trainer:
         model, _ = load_model(ModelConfig(path=str(folder), device=device))
+        rows = sum(layer.out_features for layer in select_layers(model).values())
+        require_memory(4 * rank * rows, f"rank {rank:,} for {folder}")
         sketches = attach_sketches(model, rank, seed=SEED)
         generator = torch.Generator().manual_seed(SEED)
         sequences = torch.randint(model.config.vocab_size, (2, TOKENS), generator=generator).to(model.device)

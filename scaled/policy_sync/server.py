@@ -158,8 +158,10 @@ class EngineProcess:
         with self.settings.log.open("rb") as log:
             log.seek(self._old)
             lines = log.read().decode(errors="replace").splitlines()
+        if not lines:
+            return f"nothing in {self.settings.log}; is {self.settings.python} of an environment with vLLM? make engine"
         errors = [line for line in lines if "Error" in line]
-        return f"{(errors or lines or ['it is empty'])[-1].strip()[-500:]} (all of it: {self.settings.log})"
+        return f"{(errors or lines)[-1].strip()[-500:]} (all of it: {self.settings.log})"
 
     def wait(self) -> int:
         """Its exit code, once it has ended; 1 for one that answers no more, and in place of 0.

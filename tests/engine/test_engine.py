@@ -179,6 +179,9 @@ def test_an_engine_that_cannot_start_says_why(model, tmp_path):
         engine(EngineSettings(PYTHON, tmp_path, tmp_path / "log")),
     ):
         pass
+    silent = EngineSettings(Path("/bin/false"), model, tmp_path / "silent")
+    with pytest.raises(UserError, match=r"exit code 1.*is /bin/false of an environment with vLLM"), engine(silent):
+        pass
 
 
 def test_the_command_says_that_a_bf16_engine_of_two_workers_has_bf16_of_the_trainers_weights(model, tmp_path):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -194,6 +196,28 @@ def test_a_model_whose_settings_are_of_a_wrong_type_is_one_error(logra, recipe, 
     code, _, err = logra("model", "", tmp_path / "new")
     assert code == 2
     assert "the model's name is empty" in err
+
+
+def test_what_the_machine_cannot_hold_is_one_error_and_not_a_process_that_the_kernel_kills(
+    logra, recipe, smollm2_path, tmp_path
+):
+    huge = 2**20  # 600 GB of sketches
+    for command in (
+        ("train", recipe, f"model.path={smollm2_path}", f"logra.rank={huge}"),
+        ("sync-check", smollm2_path, "--rank", huge, "--log", tmp_path / "log"),
+    ):
+        code, out, err = logra(*command)
+        assert (code, out) == (2, "")
+        assert re.fullmatch(r"error: .* needs \d{3}\.\d\d GiB of host memory at least, and .* take a smaller .*\n", err)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    # What was not foreseen: a limit that is not counted, and 7 GB beyond it.
+    command = ["-m", "scaled", "train", recipe, f"logra.rank={huge}"]
+    limited = lambda: resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))  # noqa: E731
+    done = subprocess.run(
+        [sys.executable, *command], env=ENVIRONMENT, capture_output=True, text=True, preexec_fn=limited
+    )
+    assert done.returncode == 1
+    assert re.search(r"error: memory ran out: .*you tried to allocate \d+ bytes.*; take a smaller .*\n$", done.stderr)
 
 
 def test_chat_asks_sums_as_training_does(recipe):
